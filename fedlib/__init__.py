@@ -1,0 +1,1 @@
+"""Federated learning under heterogeneity: the small package behind the notebooks."""

@@ -1,0 +1,292 @@
+"""Partitions: labels -> one array of indices a client, and how far the clients' label distributions differ.
+
+Every partition gives each index to exactly one client, in ascending order within a client, and takes its randomness
+from the generator alone. One that cannot be made raises FedlibError instead of drawing for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.spatial.distance import jensenshannon
+
+from fedlib.checks import FedlibError, check_choice, check_number
+from fedlib.data.spec import resolve
+
+Parts = list[np.ndarray]
+
+MAX_TRIES = 1000
+"""Draws of a Dirichlet partition before it is given up."""
+
+_SETTINGS: dict[str, Callable[[str, Any], Any]] = {
+    "alpha": partial(check_number, above=0, most=1e6),
+    "rule": partial(check_choice, valid=("capped", "plain")),
+    "minimum": partial(check_number, least=1, whole=True),
+    "per_client": partial(check_number, least=1, whole=True),
+    "classes_per_client": partial(check_number, least=1, whole=True),
+}
+
+
+def _check_settings(name: str, settings: Mapping[str, Any]) -> None:
+    for key, value in settings.items():
+        if value is not None:
+            _SETTINGS[key](f"partition {name!r}: {key}", value)
+
+
+def _check(name: str, labels: np.ndarray, clients: int, **settings: Any) -> np.ndarray:
+    """The labels as an array, after the checks that every partition shares."""
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise FedlibError(f"partition {name!r}: labels are {labels.dtype} {labels.shape}, not whole numbers (N,)")
+    check_number(f"partition {name!r}: clients", clients, least=1, whole=True)
+    if clients > len(labels):
+        raise FedlibError(
+            f"partition {name!r}: {clients} clients are more than the {len(labels)} samples; take fewer clients"
+        )
+    _check_settings(name, settings)
+    return labels
+
+
+def _deal(labels: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> Parts:
+    """Give client i `table[k, i]` random samples of the k-th class present. table: int, (classes present, clients)."""
+    pieces = [
+        np.split(rng.permutation(np.flatnonzero(labels == k)), np.cumsum(row)[:-1])
+        for k, row in zip(np.unique(labels), table, strict=True)
+    ]
+    return [np.sort(np.concatenate(own)) for own in zip(*pieces, strict=True)]
+
+
+def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
+    """A random partition into sizes that differ by at most one."""
+    labels = _check("iid", labels, clients)
+    return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
+
+
+def _draw_table(
+    sizes: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, capped: bool
+) -> np.ndarray | None:
+    """One draw of how many samples of each class each client gets, or None if only full clients were drawn."""
+    table = np.zeros((len(sizes), clients), dtype=np.int64)
+    for k, size in enumerate(sizes):
+        p = rng.dirichlet(np.full(clients, alpha))
+        if capped:
+            p[table.sum(axis=0) * clients >= sizes.sum()] = 0
+        cumulative = np.cumsum(p)
+        if not cumulative[-1] > 0:
+            return None
+        table[k] = np.diff(np.floor(cumulative / cumulative[-1] * size).astype(np.int64), prepend=0)
+    return table
+
+
+def dirichlet(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    alpha: float,
+    rule: str = "capped",
+    minimum: int | None = None,
+) -> Parts:
+    """Label skew: each class is cut by proportions drawn from Dir(alpha, …, alpha), class after class.
+
+    rule "capped" (FedDRM spec, 3.2; fedlab's "hetero-dir"): a client that already holds N / clients samples gets
+        nothing more, so sizes stay near N / clients (below N / clients plus the largest class).
+    rule "plain" (Hsu et al. 2019, arXiv 1909.06335): no cap.
+    minimum: fewest samples of a client; the draw is repeated until it is met. None: the number of classes present.
+
+    Raises FedlibError if `minimum` cannot be met, or was not within MAX_TRIES draws.
+    """
+    labels = _check("dirichlet", labels, clients, alpha=alpha, rule=rule, minimum=minimum)
+    sizes = np.unique(labels, return_counts=True)[1]
+    fewest = len(sizes) if minimum is None else minimum
+    _check_minimum("dirichlet", fewest, clients, len(labels))
+    for _ in range(MAX_TRIES):
+        table = _draw_table(sizes, clients, rng, alpha, rule == "capped")
+        if table is not None and table.sum(axis=0).min() >= fewest:
+            return _deal(labels, table, rng)
+    raise FedlibError(
+        f"partition 'dirichlet': in {MAX_TRIES} draws with alpha {alpha} not every one of {clients} clients got "
+        f"{fewest} samples; raise alpha, take fewer clients or lower minimum"
+    )
+
+
+def _check_minimum(name: str, minimum: int, clients: int, samples: int) -> None:
+    if minimum * clients > samples:
+        raise FedlibError(
+            f"partition {name!r}: {clients} clients of at least {minimum} samples need {minimum * clients}, "
+            f"but there are {samples}; take fewer clients or lower minimum"
+        )
+
+
+def shards(labels: np.ndarray, clients: int, rng: np.random.Generator, per_client: int) -> Parts:
+    """S-SPC, `per_client` shards a client (FedDRM spec, 3.2; McMahan et al. 2017, arXiv 1602.05629).
+
+    The samples, sorted by label, are cut into clients * per_client shards of equal size (to within one sample),
+    which are dealt at random.
+    """
+    labels = _check("shards", labels, clients, per_client=per_client)
+    total = clients * per_client
+    if total > len(labels):
+        raise FedlibError(
+            f"partition 'shards': {clients} clients of {per_client} shards need {total} samples, but there are "
+            f"{len(labels)}; lower per_client or take fewer clients"
+        )
+    pieces = np.array_split(np.argsort(labels, kind="stable"), total)
+    hands = rng.permutation(total).reshape(clients, per_client)
+    return [np.sort(np.concatenate([pieces[shard] for shard in hand])) for hand in hands]
+
+
+def pathological(labels: np.ndarray, clients: int, rng: np.random.Generator, classes_per_client: int) -> Parts:
+    """Every client holds exactly `classes_per_client` classes, drawn so that each class has equally many holders.
+
+    Numbers of holders differ by at most one; a class's samples are dealt evenly among its holders.
+    """
+    name = "pathological"
+    labels = _check(name, labels, clients, classes_per_client=classes_per_client)
+    present, sizes = np.unique(labels, return_counts=True)
+    check_number(f"partition {name!r}: classes_per_client", classes_per_client, most=len(present))
+    if clients * classes_per_client < len(present):
+        raise FedlibError(
+            f"partition {name!r}: {clients} clients of {classes_per_client} classes leave some of {len(present)} "
+            "classes to nobody; raise classes_per_client or take more clients"
+        )
+    holds = np.zeros((len(present), clients), dtype=np.int64)
+    for client in range(clients):
+        fewest_holders_first = np.lexsort((rng.random(len(present)), holds.sum(axis=1)))
+        holds[fewest_holders_first[:classes_per_client], client] = 1
+    holders = holds.sum(axis=1)
+    if (holders > sizes).any():
+        k = int(np.argmax(holders > sizes))
+        raise FedlibError(
+            f"partition {name!r}: class {present[k]} has {sizes[k]} samples for {holders[k]} clients; "
+            "lower classes_per_client or take fewer clients"
+        )
+    cuts = np.cumsum(holds, axis=1) * sizes[:, None] // holders[:, None]
+    return _deal(labels, np.diff(cuts, axis=1, prepend=0), rng)
+
+
+def quantity(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: float, minimum: int = 10) -> Parts:
+    """Quantity skew: random samples, unequal sizes (after Li et al. 2022, NIID-Bench, arXiv 2102.02079).
+
+    Every client gets `minimum` samples; what is left is cut by proportions drawn from Dir(alpha, …, alpha).
+    """
+    labels = _check("quantity", labels, clients, alpha=alpha, minimum=minimum)
+    _check_minimum("quantity", minimum, clients, len(labels))
+    rest = len(labels) - minimum * clients
+    cumulative = np.cumsum(rng.dirichlet(np.full(clients, alpha)))
+    cuts = np.floor(cumulative / cumulative[-1] * rest).astype(np.int64) + minimum * np.arange(1, clients + 1)
+    return [np.sort(part) for part in np.split(rng.permutation(len(labels)), cuts[:-1])]
+
+
+PARTITIONS: dict[str, Callable[..., Parts]] = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "shards": shards,
+    "pathological": pathological,
+    "quantity": quantity,
+}
+
+
+def check_spec(spec: Mapping[str, Any]) -> None:
+    """Raise FedlibError unless `spec`, such as {"name": "dirichlet", "alpha": 0.3}, names a partition and fits it."""
+    _, settings = resolve("partition", PARTITIONS, spec, supplied=3)
+    _check_settings(spec["name"], settings)
+
+
+def partition(spec: Mapping[str, Any], labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
+    """The partition that `spec` describes: {"name": a key of PARTITIONS, and that function's own settings}."""
+    function, settings = resolve("partition", PARTITIONS, spec, supplied=3)
+    return function(labels, clients, rng, **settings)
+
+
+def split(
+    index: np.ndarray, rng: np.random.Generator, test_share: float, validation_share: float = 0.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One client's samples at random into (train, validation, test), each ascending.
+
+    Train and validation together are floor((1 - test_share) * n) samples (FedDRM spec, 3.1: 70 %, floored); of these
+    floor((1 - validation_share) * that) are train. Raises FedlibError if a part that is asked for is empty; a share
+    of 0 asks for none.
+    """
+    check_number("test_share", test_share, least=0, below=1)
+    check_number("validation_share", validation_share, least=0, below=1)
+    seen = _floor_share(len(index), test_share)
+    train = _floor_share(seen, validation_share)
+    sizes = {"train": train, "validation": seen - train, "test": len(index) - seen}
+    asked = {"train": True, "validation": validation_share > 0, "test": test_share > 0}
+    empty = [part for part, size in sizes.items() if asked[part] and not size]
+    if empty:
+        raise FedlibError(
+            f"test_share {test_share} and validation_share {validation_share} of {len(index)} samples leave "
+            f"{' and '.join(empty)} empty; take fewer clients, a larger minimum or other shares"
+        )
+    train_part, validation, test = np.split(rng.permutation(index), [train, seen])
+    return np.sort(train_part), np.sort(validation), np.sort(test)
+
+
+def _floor_share(samples: int, taken: float) -> int:
+    """floor((1 - taken) * samples), not fooled by 1 - 0.9 = 0.0999…."""
+    return int(np.floor(round((1 - taken) * samples, 6)))
+
+
+def counts(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.ndarray:
+    """How many samples of each class each client holds: int64, (clients, classes)."""
+    labels = np.asarray(labels)
+    if len(labels) and (labels.min() < 0 or labels.max() >= classes):
+        raise FedlibError(f"labels run from {labels.min()} to {labels.max()}, but classes is {classes}")
+    return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
+
+
+def _distributions(table: np.ndarray) -> np.ndarray:
+    """Rows of `table` divided by their sums."""
+    sums = np.asarray(table).sum(axis=1, keepdims=True)
+    if not sums.all():
+        raise FedlibError(f"client {int(np.argmin(sums))} holds no sample, so it has no label distribution")
+    return table / sums
+
+
+def _hellinger(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Hellinger distance of each row of `p` to the same row of `q`: (1/√2)·‖√p - √q‖₂, from 0 to 1."""
+    return np.linalg.norm(np.sqrt(p) - np.sqrt(q), axis=-1) / np.sqrt(2)
+
+
+def _jensen_shannon(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Jensen-Shannon distance (root of the divergence in bits) of each row of `p` to that of `q`, from 0 to 1."""
+    return jensenshannon(p, q, base=2, axis=-1)
+
+
+def _mean_over_pairs(distance: Callable[[np.ndarray, np.ndarray], np.ndarray], table: np.ndarray) -> float:
+    p = _distributions(table)
+    left, right = np.triu_indices(len(p), k=1)
+    return float(distance(p[left], p[right]).mean()) if len(left) else 0.0
+
+
+def hellinger(table: np.ndarray) -> float:
+    """Mean Hellinger distance over pairs of clients. table: `counts`, (clients, classes). 0: same, 1: disjoint."""
+    return _mean_over_pairs(_hellinger, table)
+
+
+def jensen_shannon(table: np.ndarray) -> float:
+    """Mean Jensen-Shannon distance (base 2) over pairs of clients. table: `counts`. 0: same, 1: disjoint."""
+    return _mean_over_pairs(_jensen_shannon, table)
+
+
+def skew_report(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> pd.DataFrame:
+    """One row a client: its samples, how many classes it holds, and how far it is from the pooled label distribution.
+
+    Columns: samples, classes, hellinger, jensen_shannon (both 0 to 1). The two numbers for the whole partition are
+    `hellinger(counts(…))` and `jensen_shannon(counts(…))`: means over pairs of clients.
+    """
+    table = counts(labels, parts, classes)
+    own = _distributions(table)
+    pooled = np.broadcast_to(table.sum(axis=0) / table.sum(), own.shape)
+    columns = {
+        "samples": table.sum(axis=1),
+        "classes": (table > 0).sum(axis=1),
+        "hellinger": _hellinger(own, pooled),
+        "jensen_shannon": _jensen_shannon(own, pooled),
+    }
+    return pd.DataFrame(columns, index=pd.RangeIndex(len(table), name="client"))

@@ -1,0 +1,149 @@
+"""Experiment: the plain description of one run, validated when it is made, with the key under which it is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from fedlib import models
+from fedlib.analysis import check_probes, probe_modules
+from fedlib.checks import FedlibError, check_number
+from fedlib.data import partition as partitions
+from fedlib.data import shift as shifts
+from fedlib.data import vision
+from fedlib.data.federation import Federation, make_federation
+from fedlib.methods.method import Method, Task
+from fedlib.rounds import Plan
+from fedlib.sources import fingerprints
+from fedlib.training import Local
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run.
+
+    data, samples: the data set's name, and how many of its images to draw (None: all).
+    clients, partition, shift: m, and the specs of data.partition and data.shift.
+    test_share, validation_share: of each client's samples; validation is taken from the training part.
+    model: the spec of models.build. local, plan: what happens within and between rounds.
+    probes: names of extra measurements (analysis.PROBES) at every evaluated round.
+    seed: of the partition, the initial network, the cohorts and the mini-batches.
+    """
+
+    method: Method
+    plan: Plan
+    data: str = "digits"
+    samples: int | None = None
+    clients: int = 8
+    partition: Mapping[str, Any] = field(default_factory=lambda: {"name": "iid"})
+    shift: Mapping[str, Any] | None = None
+    test_share: float = 0.3
+    validation_share: float = 0.0
+    model: Mapping[str, Any] = field(default_factory=lambda: {"name": "small_cnn"})
+    local: Local = field(default_factory=Local)
+    probes: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, Method):
+            raise FedlibError(f"method: {self.method!r} is no Method; use methods.make('FedDRM') or FedDRM()")
+        if not isinstance(self.data, str):
+            raise FedlibError(f"data: {self.data!r} is no name of a data set; see `fedlib data list`")
+        if self.samples is not None:
+            check_number("samples", self.samples, least=1, whole=True)
+        check_number("clients", self.clients, least=1, whole=True)
+        check_number("seed", self.seed, least=0, whole=True)
+        check_number("test_share", self.test_share, above=0.0, below=1.0)
+        check_number("validation_share", self.validation_share, least=0.0, below=1.0)
+        partitions.check_spec(self.partition)
+        shifts.check_spec(self.shift)
+        models.check_spec(self.model)
+        check_probes(self.probes)
+        self.method.check(self.plan.rounds, self.local)
+
+    def description(self) -> dict[str, Any]:
+        """Plain data, canonical: what the key is made of, and what experiment.json shows."""
+        plain = asdict(self)
+        plain["method"] = {"name": type(self.method).__name__, **asdict(self.method)}
+        return json.loads(json.dumps(plain, sort_keys=True))
+
+    def columns(self) -> dict[str, Any]:
+        """What names this run in a table: method, its hyper-parameters, data, partition, shift, model, clients, seed."""
+        return {
+            "method": type(self.method).__name__,
+            **asdict(self.method),
+            "data": self.data,
+            "partition": label(self.partition),
+            "shift": label(self.shift),
+            "model": self.model["name"],
+            "clients": self.clients,
+            "seed": self.seed,
+        }
+
+    def federation(self) -> Federation:
+        """The clients with their samples, in memory. Raises FedlibError if the data set is missing or cannot be divided."""
+        spec = (self.data, self.clients, _frozen(self.partition), _frozen(self.shift), self.seed)
+        return _federation(str(vision.data_root()), *spec, self.samples, self.test_share, self.validation_share)
+
+    def task(self, federation: Federation) -> Task:
+        """What method.build needs to know."""
+        classes = len(federation.classes)
+        return Task(self.model, federation.shape, classes, federation.sizes, self.plan.rounds, self.seed)
+
+    def sources(self) -> dict[str, str]:
+        """Fingerprints of the modules that decide this run's result."""
+        rooms = ["fedlib.rounds", models.module_of(self.model), *probe_modules(self.probes)]
+        own = [cls.__module__ for cls in type(self.method).__mro__ if cls.__module__.startswith("fedlib.")]
+        return fingerprints([*rooms, *own, "fedlib.data.vision", "fedlib.data.federation"])
+
+    def parts(self) -> dict[str, Any]:
+        """Everything that the key is the hash of."""
+        return {
+            "experiment": self.description(),
+            "data": vision.load(self.data).fingerprint,
+            "source": self.sources(),
+            "torch": torch.__version__,
+            "device": device().type,
+        }
+
+    def key(self) -> str:
+        """16 hexadecimal digits."""
+        return key_of(self.parts())
+
+
+def key_of(parts: Mapping[str, Any]) -> str:
+    """The hash of the canonical JSON of `parts`."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def device() -> torch.device:
+    """FEDLIB_DEVICE, or the first GPU, or the CPU."""
+    name = os.environ.get("FEDLIB_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise FedlibError(f"FEDLIB_DEVICE: {name!r} is no device; use cpu or cuda") from error
+
+
+def label(spec: Mapping[str, Any] | None) -> str:
+    """{"name": "dirichlet", "alpha": 0.3} -> "dirichlet-0.3"; None -> "none"."""
+    return "none" if spec is None else "-".join(str(value) for value in spec.values())
+
+
+def _frozen(spec: Mapping[str, Any] | None) -> str:
+    return json.dumps(spec if spec is None else dict(spec), sort_keys=True)
+
+
+@lru_cache(maxsize=4)
+def _federation(
+    root: str, data: str, clients: int, partition: str, shift: str, seed: int, samples: int | None, test: float, validation: float
+) -> Federation:
+    pool = vision.load(data, root)
+    return make_federation(pool, clients, json.loads(partition), json.loads(shift), seed, samples, test, validation)

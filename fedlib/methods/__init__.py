@@ -1,0 +1,44 @@
+"""Federated methods, one file each. A new file in this folder is found by itself: nothing else is edited."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from fedlib.checks import FedlibError, check_choice, check_keys
+
+if TYPE_CHECKING:
+    from fedlib.methods.method import Method
+
+
+@lru_cache(maxsize=1)
+def known() -> dict[str, type[Method]]:
+    """{name: class} of every method in this folder and in `released`."""
+    from fedlib.methods.method import Method
+
+    for module in pkgutil.walk_packages(__path__, __name__ + "."):
+        importlib.import_module(module.name)
+    found: dict[str, type[Method]] = {}
+    waiting = list(Method.__subclasses__())
+    while waiting:
+        method = waiting.pop()
+        waiting += method.__subclasses__()
+        if method.__module__.startswith(__name__):
+            found[method.__name__] = method
+    return dict(sorted(found.items()))
+
+
+def make(spec: str | Mapping[str, Any]) -> Method:
+    """A method from its name, or from {"name": "FedDRM", "lam": 0.8}. Raises FedlibError on an unknown name or key."""
+    if isinstance(spec, str):
+        spec = {"name": spec}
+    if not isinstance(spec, Mapping) or "name" not in spec:
+        raise FedlibError(f"method: {spec!r} has no name; write for example {{name: FedDRM, lam: 0.8}}")
+    cls = known()[check_choice("method", spec["name"], known())]
+    options = {key: value for key, value in spec.items() if key != "name"}
+    check_keys(f"method {spec['name']}", options, [f.name for f in fields(cls)])
+    return cls(**options)

@@ -1,0 +1,40 @@
+"""FedAvgFT: FedAvg, then local fine-tuning of the whole model without aggregation.
+
+The reference that personalised methods have to beat; used by Wang et al. (FedDRM, ICLR 2026) as a baseline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fedlib.methods.method import Method, State, Server, Upload, Work, hyper, need_fewer
+from fedlib.training import Local
+
+
+@dataclass(frozen=True)
+class FedAvgFT(Method):
+    """Rounds 1 … T - F: FedAvg. Rounds T - F + 1 … T: E local steps a round from the client's own weights.
+
+    ft_rounds: F. ft_lr: learning rate of fine-tuning, constant; None goes on with the experiment's own schedule
+    (on a cosine that is nearly zero by then, see released.feddrm.FedAvgFTOnCosine).
+    """
+
+    ft_rounds: int = hyper(10, least=1, whole=True)
+    ft_lr: float | None = hyper(0.01, above=0.0)
+
+    def check(self, rounds: int, local: Local) -> None:
+        need_fewer(self, "ft_rounds", self.ft_rounds, rounds, "rounds")
+
+    def tuning(self, round: int, rounds: int) -> bool:
+        return round > rounds - self.ft_rounds
+
+    def client_update(self, work: Work) -> Upload:
+        if not self.tuning(work.round, work.rounds):
+            return super().client_update(work)
+        work.model.load_state_dict(work.message | work.memory)
+        losses = self.descend(work, lr=self.ft_lr)
+        weights, _ = self.divide(work.model)
+        return Upload(work.client, {}, weights, len(work.samples), losses)
+
+    def moment(self, round: int, rounds: int) -> str:
+        return "after_local" if self.tuning(round, rounds) else "after_aggregation"

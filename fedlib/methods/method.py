@@ -1,0 +1,240 @@
+"""Method: FedAvg written out as the named steps that the other methods change.
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient Learning of Deep Networks from
+Decentralized Data, AISTATS 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedlib import models
+from fedlib.checks import FedlibError, check_number
+from fedlib.data.federation import Samples
+from fedlib.models.network import Network
+from fedlib.streams import derive
+from fedlib.training import Batch, Local, Terms, batches, only, sgd
+
+State = dict[str, Tensor]
+
+
+def everything(name: str) -> bool:
+    """All parameters."""
+    return True
+
+
+def hyper(default: Any, **bounds: float | bool) -> Any:
+    """A hyper-parameter: a dataclass field whose value is checked against `bounds` (see checks.check_number)."""
+    return field(default=default, metadata={"bounds": bounds})
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be learned: the network's description, the input shape, the number of classes, n_i, T, the seed."""
+
+    model: Mapping[str, Any]
+    shape: tuple[int, int, int]
+    classes: int
+    sizes: tuple[int, ...]
+    rounds: int
+    seed: int
+
+    @property
+    def clients(self) -> int:
+        return len(self.sizes)
+
+    def network(self) -> Network:
+        return models.build(self.model, self.shape, self.classes)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server holds: theta (the parts that travel) and the number of the last finished round."""
+
+    weights: State
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """Everything that one client's work in one round is a function of."""
+
+    client: int
+    samples: Samples
+    message: State
+    memory: State
+    model: nn.Module
+    local: Local
+    lr: float
+    round: int
+    rounds: int
+    generator: torch.Generator
+
+    def batches(self, steps: int | None = None) -> Iterable[Batch]:
+        """This round's mini-batches; `steps` overrides their number."""
+        local = self.local if steps is None else replace(self.local, steps=steps, epochs=None)
+        return batches(self.samples, local, self.client, self.generator)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a client sends up (`weights`), what it keeps (`memory`), n_i, and the mean losses of its steps."""
+
+    client: int
+    weights: State
+    memory: State
+    samples: int
+    losses: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Predicted labels (N,) of queries whose client is unknown; origin (N,): the client each was sent to, if any."""
+
+    labels: Tensor
+    origin: Tensor | None = None
+
+
+class Crowd(Protocol):
+    """What `route` may ask about the queries: see metrics.Crowd."""
+
+    shares: Tensor
+
+    def logits(self) -> Tensor:
+        """(m, N, K): class logits of every client's model on every query."""
+
+    def outputs(self) -> Any:
+        """The network's raw output for all N queries, under the shared weights."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """FedAvg. Server: theta <- sum_i (n_i / n) theta_i. Client: E steps of SGD on the cross-entropy from theta.
+
+    A subclass overrides the steps that differ; its dataclass fields are its hyper-parameters.
+    """
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if "bounds" in item.metadata and getattr(self, item.name) is not None:
+                check_number(f"{type(self).__name__}.{item.name}", getattr(self, item.name), **item.metadata["bounds"])
+
+    def check(self, rounds: int, local: Local) -> None:
+        """Raise FedlibError if the hyper-parameters do not fit the experiment."""
+
+    def build(self, task: Task) -> nn.Module:
+        """The network of server and clients."""
+        return task.network()
+
+    def shared(self, name: str) -> bool:
+        """Whether the tensor `name` travels; what does not is personal and stays in the client's memory."""
+        return True
+
+    def broadcast(self, server: Server, client: int) -> State:
+        """What goes down to a client."""
+        return server.weights
+
+    def loss(self, model: nn.Module, batch: Batch, work: Work) -> Terms:
+        """Named loss terms of one mini-batch; "total" is minimised."""
+        target = F.cross_entropy(model(batch.x), batch.y)
+        return {"total": target, "target": target}
+
+    def client_update(self, work: Work) -> Upload:
+        """One client's work: load theta and its own memory, E steps, divide the result again."""
+        work.model.load_state_dict(work.message | work.memory)
+        losses = self.descend(work)
+        return self.upload(work, losses)
+
+    def descend(
+        self, work: Work, part: Callable[[str], bool] = everything, steps: int | None = None, lr: float | None = None
+    ) -> dict[str, float]:
+        """SGD on `loss` over the parameters whose names satisfy `part`: E steps unless `steps` is given."""
+        with only(work.model, part) as parameters:
+            data, rate = work.batches(steps), work.lr if lr is None else lr
+            return sgd(work.model, data, lambda batch: self.loss(work.model, batch, work), parameters, work.local, rate)
+
+    def upload(self, work: Work, losses: dict[str, float]) -> Upload:
+        """The trained network, divided into what travels and what stays."""
+        shared, personal = self.divide(work.model)
+        return Upload(work.client, shared, personal, len(work.samples), losses)
+
+    def divide(self, model: nn.Module) -> tuple[State, State]:
+        """(shared, personal): copies of the model's tensors."""
+        state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        shared = {name: tensor for name, tensor in state.items() if self.shared(name)}
+        return shared, {name: tensor for name, tensor in state.items() if name not in shared}
+
+    def aggregate(self, server: Server, uploads: Iterable[Upload]) -> Server:
+        """theta <- sum_i (n_i / n) theta_i over this round's clients."""
+        return Server(weighted_mean(server.weights, uploads), server.round + 1)
+
+    def personal_model(self, server: Server, memory: State) -> State:
+        """The weights that a client predicts with."""
+        return server.weights | memory if memory else server.weights
+
+    def class_logits(self, outputs: Any) -> Tensor:
+        """The class logits (N, K) in the network's raw output."""
+        return outputs
+
+    def moment(self, round: int, rounds: int) -> str:
+        """When clients' models are evaluated in this round: "after_aggregation" or "after_local"."""
+        return "after_aggregation"
+
+    def route(self, crowd: Crowd) -> dict[str, Answer]:
+        """Who answers a query of unknown origin: all clients' models vote. The first entry is the method's own rule."""
+        logits = crowd.logits()
+        return {"majority vote": Answer(majority_vote(logits)), "mean softmax": Answer(mean_softmax(logits))}
+
+
+def initial_state(method: Method, task: Task) -> tuple[nn.Module, Server, list[State]]:
+    """One random initial network: every client starts from the same copy, heads included."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(task.seed, "init"))
+        model = method.build(task).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    shared, personal = method.divide(model)
+    return model, Server(shared), [dict(personal) for _ in range(task.clients)]
+
+
+def weighted_mean(start: State, uploads: Iterable[Upload]) -> State:
+    """sum_i n_i w_i / sum_i n_i over the tensors that arrive, accumulated one upload at a time in float64.
+
+    Tensors of `start` that no client sent stay as they are.
+    """
+    total, sums = 0, {}
+    for upload in uploads:
+        total += upload.samples
+        for name, tensor in upload.weights.items():
+            if name not in sums:
+                sums[name] = torch.zeros_like(tensor, dtype=torch.float64)
+            sums[name].add_(tensor, alpha=upload.samples)
+    return start | {name: value.div_(total).to(start[name].dtype) for name, value in sums.items()}
+
+
+def majority_vote(logits: Tensor) -> Tensor:
+    """(m, N, K) -> (N,): the class most clients predict; a tie goes to the lowest class index."""
+    votes = F.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)
+    return first_argmax(votes)
+
+
+def mean_softmax(logits: Tensor) -> Tensor:
+    """(m, N, K) -> (N,): the class of the highest mean probability."""
+    return first_argmax(logits.softmax(-1).mean(0))
+
+
+def first_argmax(scores: Tensor) -> Tensor:
+    """argmax over the last axis; ties go to the lowest index on every device."""
+    last = scores.shape[-1]
+    index = torch.arange(last, device=scores.device).expand_as(scores)
+    return torch.where(scores == scores.amax(-1, keepdim=True), index, last).amin(-1)
+
+
+def need_fewer(method: Method, name: str, value: int, limit: int, what: str) -> None:
+    """Raise unless value < limit."""
+    if value >= limit:
+        raise FedlibError(f"{type(method).__name__}.{name}: {value} is not below {what} ({limit}); lower one or raise the other")

@@ -1,0 +1,154 @@
+"""Metrics, each named by (model, data) and stated with its moment.
+
+personal@local   a client's own model on its own test samples; one value a client, their mean weighted by n_i / n
+                 (the FedDRM paper's average accuracy), the plain mean, and worst@local
+global@local     the one global model on each client's test samples, weighted by n_i / n
+global@pooled    the one global model on all clients' test samples
+system@pooled    queries of unknown origin: routed or voted, then predicted, on all clients' test samples
+router@pooled    sum_i (n_i / n) P(sent to i | from i)
+In square brackets: the variant, e.g. system@pooled[posterior router].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedlib.data.federation import Federation
+from fedlib.data.shift import random_resized_crop
+from fedlib.methods.method import Method, Server, State
+from fedlib.training import prepare
+
+CHUNK = 500
+
+
+class Row(NamedTuple):
+    """One line of a history. client: its index, or -1 for a value over all clients."""
+
+    round: int
+    metric: str
+    moment: str
+    client: int
+    value: float
+
+
+class Crowd:
+    """All clients' models, faced with all clients' test samples.
+
+    crop: a generator for the random crop that the released FedDRM code applies at test time too (trap 3); None tests
+    on the whole, deterministic image.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        model: nn.Module,
+        server: Server,
+        memories: Sequence[State],
+        federation: Federation,
+        crop: torch.Generator | None = None,
+    ) -> None:
+        self.method, self.model, self.server, self.crop = method, model, server, crop
+        self.memories = memories
+        self.samples, self.origin = federation.pooled_test()
+        self.shares = torch.tensor(federation.shares, dtype=torch.float32, device=self.samples.labels.device)
+
+    @cached_property
+    def _views(self) -> list[Tensor]:
+        """The queries as uint8 chunks, or as cropped floats."""
+        chunks = list(self.samples.images.split(CHUNK))
+        return chunks if self.crop is None else [random_resized_crop(prepare(x), self.crop) for x in chunks]
+
+    @torch.no_grad()
+    def _forward(self, state: State, collect: Callable[[Any], None]) -> None:
+        self.model.load_state_dict(state)
+        self.model.eval()
+        for view in self._views:
+            collect(self.model(prepare(view) if view.dtype == torch.uint8 else view))
+
+    @cached_property
+    def _shared_pass(self) -> tuple[Any, Tensor]:
+        """One pass under the shared weights and client 0's own: (raw outputs, inputs of the head)."""
+        outputs: list[Any] = []
+        embeddings: list[Tensor] = []
+        hook = self.model.head.register_forward_pre_hook(lambda _, x: embeddings.append(x[0]))  # type: ignore[union-attr, operator]
+        try:
+            self._forward(self.method.personal_model(self.server, self.memories[0]), outputs.append)
+        finally:
+            hook.remove()
+        if isinstance(outputs[0], tuple):
+            return tuple(torch.cat(part) for part in zip(*outputs, strict=True)), torch.cat(embeddings)
+        return torch.cat(outputs), torch.cat(embeddings)
+
+    def outputs(self) -> Any:
+        """The network's raw output for all N queries, under the shared weights."""
+        return self._shared_pass[0]
+
+    @cached_property
+    def _logits(self) -> Tensor:
+        if not any(self.memories):
+            logits = self.method.class_logits(self.outputs())
+            return logits.expand(len(self.memories), *logits.shape)
+        if all(set(memory) == {"head.weight", "head.bias"} for memory in self.memories):
+            embedding = self._shared_pass[1]
+            return torch.stack([F.linear(embedding, own["head.weight"], own["head.bias"]) for own in self.memories])
+        rows = []
+        for memory in self.memories:
+            chunks: list[Tensor] = []
+            self._forward(self.method.personal_model(self.server, memory), lambda y, to=chunks: to.append(self.method.class_logits(y)))  # type: ignore[misc]
+            rows.append(torch.cat(chunks))
+        return torch.stack(rows)
+
+    def logits(self) -> Tensor:
+        """(m, N, K): class logits of every client's model on every query.
+
+        One pass serves all clients where their models are the same, or differ in the head alone.
+        """
+        return self._logits
+
+    def global_logits(self) -> Tensor | None:
+        """(N, K) of the one global model, or None where the server holds only a part of a network."""
+        if set(self.server.weights) != set(self.model.state_dict()):
+            return None
+        if not any(self.memories):
+            return self.logits()[0]
+        chunks: list[Tensor] = []
+        self._forward(self.server.weights, lambda y: chunks.append(self.method.class_logits(y)))
+        return torch.cat(chunks)
+
+
+def evaluate(crowd: Crowd, moment: str) -> list[Row]:
+    """All metrics of one round."""
+    rows: list[Row] = []
+    truth, origin, shares = crowd.samples.labels, crowd.origin, crowd.shares
+
+    def per_client(correct: Tensor) -> Tensor:
+        return torch.stack([correct[origin == i].float().mean() for i in range(len(shares))])
+
+    def add(metric: str, value: Tensor, client: int = -1, when: str = moment) -> None:
+        rows.append(Row(crowd.server.round, metric, when, client, float(value)))
+
+    own = crowd.logits().argmax(-1)[origin, torch.arange(len(truth), device=truth.device)]
+    local = per_client(own == truth)
+    for i, accuracy in enumerate(local):
+        add("personal@local", accuracy, i)
+    add("personal@local", shares @ local)
+    add("personal@local[plain mean]", local.mean())
+    add("worst@local", local.min())
+    one = crowd.global_logits()
+    if one is not None:
+        right = one.argmax(-1) == truth
+        add("global@local", shares @ per_client(right), when="after_aggregation")
+        add("global@pooled", right.float().mean(), when="after_aggregation")
+    for position, (rule, answer) in enumerate(crowd.method.route(crowd).items()):
+        suffixes = [f"[{rule}]"] + ([""] if position == 0 else [])
+        for suffix in suffixes:
+            add(f"system@pooled{suffix}", (answer.labels == truth).float().mean())
+            if answer.origin is not None:
+                add(f"router@pooled{suffix}", shares @ per_client(answer.origin == origin))
+    return rows

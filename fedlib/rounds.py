@@ -1,0 +1,155 @@
+"""The round loop: broadcast, client work, aggregation, evaluation, checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from fedlib.checks import FedlibError, check_choice, check_number
+from fedlib.data.federation import Federation
+from fedlib.engines import Assignment, Engine, Site, one_thread
+from fedlib.methods.method import Method, Server, State, Task, Upload, initial_state
+from fedlib.metrics import Crowd, Row, evaluate
+from fedlib.streams import numpy_stream, torch_stream
+from fedlib.training import Local
+
+Probe = Callable[[Crowd, Federation], list[Row]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rounds of one run.
+
+    rounds: T. lr, schedule: "cosine" is lr_t = lr (1 + cos(pi (t - 1) / T)) / 2, constant within a round.
+    participation: share of the clients that take part in a round. evaluate_every: in rounds; evaluate_last: each of
+    the last so many rounds is evaluated too. test_crop: see metrics.Crowd.
+    """
+
+    rounds: int
+    lr: float
+    schedule: str = "cosine"
+    participation: float = 1.0
+    evaluate_every: int = 10
+    evaluate_last: int = 1
+    test_crop: bool = False
+
+    def __post_init__(self) -> None:
+        check_number("rounds", self.rounds, least=1, whole=True)
+        check_number("lr", self.lr, above=0.0)
+        check_choice("schedule", self.schedule, ("cosine", "constant"))
+        check_number("participation", self.participation, above=0.0, most=1.0)
+        check_number("evaluate_every", self.evaluate_every, least=1, whole=True)
+        check_number("evaluate_last", self.evaluate_last, least=1, most=self.rounds, whole=True)
+
+    def rate(self, round: int) -> float:
+        """lr_t for t = 1 … T."""
+        return self.lr if self.schedule == "constant" else 0.5 * self.lr * (1 + math.cos(math.pi * (round - 1) / self.rounds))
+
+    def due(self, round: int) -> bool:
+        """Whether this round is evaluated."""
+        return round % self.evaluate_every == 0 or round > self.rounds - self.evaluate_last
+
+
+@dataclass
+class Snapshot:
+    """A run between two rounds: enough to go on with, bit for bit."""
+
+    server: Server
+    memories: list[State]
+    history: list[Row] = field(default_factory=list)
+
+    def to(self, device: torch.device) -> Snapshot:
+        """The same with all tensors on a device."""
+
+        def moved(state: State) -> State:
+            return {name: tensor.to(device) for name, tensor in state.items()}
+
+        server = replace(self.server, weights=moved(self.server.weights))
+        return Snapshot(server, [moved(memory) for memory in self.memories], self.history)
+
+
+def cohorts(seed: int, clients: int, plan: Plan) -> list[list[int]]:
+    """Who takes part in each round, drawn before the first one: all methods meet the same cohorts."""
+    count = max(1, round(plan.participation * clients))
+    stream = numpy_stream(seed, "cohorts")
+    return [sorted(stream.permutation(clients)[:count].tolist()) for _ in range(plan.rounds)]
+
+
+def federate(
+    method: Method,
+    federation: Federation,
+    task: Task,
+    local: Local,
+    plan: Plan,
+    engine: Engine,
+    resume: Snapshot | None = None,
+    after_round: Callable[[Snapshot], None] | None = None,
+    probes: Sequence[Probe] = (),
+) -> Snapshot:
+    """T rounds of `method`; `after_round` sees the state after each (for checkpoints and progress)."""
+    with one_thread():
+        model, server, memories = initial_state(method, task)
+        device = federation.clients[0].train.labels.device
+        model = model.to(device)
+        now = resume or Snapshot(server, memories).to(device)
+        site = Site(method, task, local, tuple(client.train for client in federation.clients))
+        takes_part = cohorts(task.seed, task.clients, plan)
+        for t in range(now.server.round + 1, plan.rounds + 1):
+            step(site, model, now, engine, takes_part[t - 1], plan.rate(t))
+            if plan.due(t):
+                now.history += judge(site, model, now, federation, plan, probes)
+            if after_round is not None:
+                after_round(now)
+        return now
+
+
+def step(site: Site, model: nn.Module, now: Snapshot, engine: Engine, cohort: list[int], lr: float) -> None:
+    """One round: broadcast to the cohort, client work, aggregation as uploads arrive."""
+    t = now.server.round + 1
+    down, up = 0, 0
+    losses: list[tuple[int, dict[str, float]]] = []
+
+    def given() -> Iterator[Assignment]:
+        nonlocal down
+        for i in cohort:
+            message = site.method.broadcast(now.server, i)
+            down += size(message)
+            yield Assignment(i, message, now.memories[i], lr, t)
+
+    def received(uploads: Iterable[Upload]) -> Iterator[Upload]:
+        nonlocal up
+        for upload in uploads:
+            now.memories[upload.client] = upload.memory
+            losses.append((upload.samples, upload.losses))
+            up += size(upload.weights)
+            yield upload
+
+    now.server = site.method.aggregate(now.server, received(engine.map(site, model, given())))
+    total = sum(samples for samples, _ in losses)
+    for name in losses[0][1]:
+        mean = sum(samples * terms[name] for samples, terms in losses) / total
+        now.history.append(Row(t, f"train_loss[{name}]", "during_local", -1, mean))
+    now.history += [Row(t, "bytes_down", "during_local", -1, down), Row(t, "bytes_up", "during_local", -1, up)]
+
+
+def judge(
+    site: Site, model: nn.Module, now: Snapshot, federation: Federation, plan: Plan, probes: Sequence[Probe]
+) -> list[Row]:
+    """All metrics and probes of the round just finished."""
+    method, t = site.method, now.server.round
+    crop = torch_stream(site.task.seed, "test crop", t) if plan.test_crop else None
+    crowd = Crowd(method, model, now.server, now.memories, federation, crop)
+    try:
+        rows = evaluate(crowd, method.moment(t, plan.rounds))
+        return rows + [row for probe in probes for row in probe(crowd, federation)]
+    except Exception as error:
+        raise FedlibError(f"{type(method).__name__}, round {t}, evaluation: {type(error).__name__}: {error}") from error
+
+
+def size(state: State) -> int:
+    """Bytes of the tensors in a message."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
