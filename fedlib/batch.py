@@ -72,7 +72,7 @@ class Execution:
         command += ["-f", str(notebook.params(scale)), "--cwd", str(notebook.path.parent)]
         command += ["--kernel", "python3", "--no-progress-bar"]
         with self.log.open("wb") as log:
-            # In a session of its own, so that a terminal's Ctrl-C reaches it once, through `stop`.
+            # In a session of its own, so that a terminal's Ctrl-C reaches it once, through `_stop`.
             self.process = subprocess.Popen(
                 command,
                 env=environment | {"FEDLIB_PROGRESS": str(self.progress.file)},
@@ -89,25 +89,24 @@ class Execution:
         return time.monotonic() - self.started
 
     def outcome(self, out: Path, stopped: bool = False) -> Outcome:
-        """Move the output to where it belongs below `out`, and say what came of it."""
-        good = self.process.returncode == 0 and not stopped
-        place = out / f"{self.notebook.name}.ipynb"
+        """Move the output to where it belongs below `out`, and say what came of it; a stopped one leaves none."""
+        status = "ok" if self.process.returncode == 0 else "stopped" if stopped else "failed"
+        cell, error = self.failure() if status == "failed" else (None, None)
         failed_place = out / "failed" / f"{self.notebook.name}.ipynb"
-        cell, error = (None, None) if good or stopped else self.failure()
-        if self.output.is_file() and not stopped:
-            target = place if good else failed_place
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(self.output, target)
-        if good:
+        if self.output.is_file() and status != "stopped":
+            place = failed_place if status == "failed" else out / f"{self.notebook.name}.ipynb"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(self.output, place)
+        if status == "ok":
             failed_place.unlink(missing_ok=True)
         progress = self.progress.update()
         return Outcome(
             notebook=self.notebook.name,
-            status="ok" if good else "stopped" if stopped else "failed",
+            status=status,
             seconds=round(self.seconds(), 1),
             trained=progress.trained,
             kept=progress.kept,
-            verdicts=verdicts(self.notebook, self.scale) if good else {},
+            verdicts=verdicts(self.notebook, self.scale) if status == "ok" else {},
             cell=cell,
             error=error,
         )

@@ -47,7 +47,8 @@ def check_number(
         (most, "at most", lambda v, b: v <= b),
         (below, "below", lambda v, b: v < b),
     ]
-    wanted = " and ".join([kind, *(f"{word} {bound}" for bound, word, _ in bounds if bound is not None)])
+    limits = " and ".join(f"{word} {bound}" for bound, word, _ in bounds if bound is not None)
+    wanted = f"{kind} {limits}".rstrip()
     if wrong_type:
         hint = " (YAML reads 1e-3 as text: write 1.0e-3 or 0.001)" if isinstance(value, str) else ""
         raise FedlibError(f"{where}: {value!r} is {type(value).__name__}, not {kind}; give {wanted}{hint}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -50,7 +51,16 @@ def perform(site: Site, model: nn.Module, given: Assignment) -> Upload:
     stream = torch_stream(site.task.seed, "client", given.round, given.client)
     samples = site.train[given.client]
     work = Work(
-        given.client, samples, given.message, given.memory, model, site.local, given.lr, given.round, site.task.rounds, stream
+        given.client,
+        samples,
+        given.message,
+        given.memory,
+        model,
+        site.local,
+        given.lr,
+        given.round,
+        site.task.rounds,
+        stream,
     )
     try:
         return site.method.client_update(work)
@@ -100,8 +110,14 @@ class Processes:
         if next(model.parameters()).device.type != "cpu":
             raise FedlibError("engine: processes are for CPUs; on a GPU use engine: serial and several runs a device")
         if self._pool is None:
-            self._pool = worker_pool(self.jobs, _enter, (site, model))
-        yield from self._pool.map(_perform, given)
+            self._pool = worker_pool(self.jobs, _enter, site, model)
+        waiting: deque[Future[Upload]] = deque()
+        for assignment in given:
+            waiting.append(self._pool.submit(_perform, assignment))
+            if len(waiting) > 2 * self.jobs:  # so many uploads at most are in memory, however many clients there are
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
     def close(self) -> None:
         if self._pool is not None:
@@ -109,10 +125,10 @@ class Processes:
             self._pool = None
 
 
-def worker_pool(jobs: int, initializer: object = None, arguments: tuple = ()) -> ProcessPoolExecutor:
+def worker_pool(jobs: int, initializer: Callable[..., object] | None = None, *arguments: Any) -> ProcessPoolExecutor:
     """A pool of fresh processes with one arithmetic thread each."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    return ProcessPoolExecutor(jobs, get_context("spawn"), initializer, arguments)  # type: ignore[arg-type]
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=initializer, initargs=arguments)
 
 
 _entered: tuple[Site, nn.Module] | None = None

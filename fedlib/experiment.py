@@ -75,7 +75,7 @@ class Experiment:
         return json.loads(json.dumps(plain, sort_keys=True))
 
     def columns(self) -> dict[str, Any]:
-        """What names this run in a table: method, its hyper-parameters, data, partition, shift, model, clients, seed."""
+        """What names this run in a table: method and its hyper-parameters, data, partition, shift, model, seed."""
         return {
             "method": type(self.method).__name__,
             **asdict(self.method),
@@ -88,7 +88,7 @@ class Experiment:
         }
 
     def federation(self) -> Federation:
-        """The clients with their samples, in memory. Raises FedlibError if the data set is missing or cannot be divided."""
+        """The clients with their samples. Raises FedlibError if the data set is missing or cannot be divided."""
         spec = (self.data, self.clients, _frozen(self.partition), _frozen(self.shift), self.seed)
         return _federation(str(vision.data_root()), *spec, self.samples, self.test_share, self.validation_share)
 
@@ -143,7 +143,15 @@ def _frozen(spec: Mapping[str, Any] | None) -> str:
 
 @lru_cache(maxsize=4)
 def _federation(
-    root: str, data: str, clients: int, partition: str, shift: str, seed: int, samples: int | None, test: float, validation: float
+    root: str,
+    data: str,
+    clients: int,
+    partition: str,
+    shift: str,
+    seed: int,
+    samples: int | None,
+    test: float,
+    validation: float,
 ) -> Federation:
     pool = vision.load(data, root)
     return make_federation(pool, clients, json.loads(partition), json.loads(shift), seed, samples, test, validation)

@@ -76,7 +76,7 @@ class Crowd:
         """One pass under the shared weights and client 0's own: (raw outputs, inputs of the head)."""
         outputs: list[Any] = []
         embeddings: list[Tensor] = []
-        hook = self.model.head.register_forward_pre_hook(lambda _, x: embeddings.append(x[0]))  # type: ignore[union-attr, operator]
+        hook = self.model.head.register_forward_pre_hook(lambda _, x: embeddings.append(x[0]))  # type: ignore[union-attr]
         try:
             self._forward(self.method.personal_model(self.server, self.memories[0]), outputs.append)
         finally:
@@ -97,12 +97,13 @@ class Crowd:
         if all(set(memory) == {"head.weight", "head.bias"} for memory in self.memories):
             embedding = self._shared_pass[1]
             return torch.stack([F.linear(embedding, own["head.weight"], own["head.bias"]) for own in self.memories])
-        rows = []
-        for memory in self.memories:
-            chunks: list[Tensor] = []
-            self._forward(self.method.personal_model(self.server, memory), lambda y, to=chunks: to.append(self.method.class_logits(y)))  # type: ignore[misc]
-            rows.append(torch.cat(chunks))
-        return torch.stack(rows)
+        states = [self.method.personal_model(self.server, memory) for memory in self.memories]
+        return torch.stack([self._logits_under(state) for state in states])
+
+    def _logits_under(self, state: State) -> Tensor:
+        chunks: list[Tensor] = []
+        self._forward(state, lambda outputs: chunks.append(self.method.class_logits(outputs)))
+        return torch.cat(chunks)
 
     def logits(self) -> Tensor:
         """(m, N, K): class logits of every client's model on every query.
@@ -117,9 +118,7 @@ class Crowd:
             return None
         if not any(self.memories):
             return self.logits()[0]
-        chunks: list[Tensor] = []
-        self._forward(self.server.weights, lambda y: chunks.append(self.method.class_logits(y)))
-        return torch.cat(chunks)
+        return self._logits_under(self.server.weights)
 
 
 def evaluate(crowd: Crowd, moment: str) -> list[Row]:

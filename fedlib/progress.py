@@ -48,7 +48,9 @@ class Bar:
 
     def _html(self) -> str:
         seconds = time.monotonic() - self.started
-        left = f", about {seconds / self.done * (self.total - self.done):.0f} s left" if 0 < self.done < self.total else ""
+        left = (
+            f", about {seconds / self.done * (self.total - self.done):.0f} s left" if 0 < self.done < self.total else ""
+        )
         bar = f'<progress value="{self.done}" max="{max(self.total, 1)}" style="width: 20em"></progress>'
         return f"{bar} {self.text}: {self.done} of {self.total} rounds, {seconds:.0f} s{left}"
 

@@ -47,7 +47,11 @@ class Plan:
 
     def rate(self, round: int) -> float:
         """lr_t for t = 1 … T."""
-        return self.lr if self.schedule == "constant" else 0.5 * self.lr * (1 + math.cos(math.pi * (round - 1) / self.rounds))
+        return (
+            self.lr
+            if self.schedule == "constant"
+            else 0.5 * self.lr * (1 + math.cos(math.pi * (round - 1) / self.rounds))
+        )
 
     def due(self, round: int) -> bool:
         """Whether this round is evaluated."""
@@ -116,7 +120,7 @@ def step(site: Site, model: nn.Module, now: Snapshot, engine: Engine, cohort: li
     def given() -> Iterator[Assignment]:
         nonlocal down
         for i in cohort:
-            message = site.method.broadcast(now.server, i)
+            message = site.method.broadcast(now.server, i, now.memories[i])
             down += size(message)
             yield Assignment(i, message, now.memories[i], lr, t)
 

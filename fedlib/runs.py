@@ -57,6 +57,12 @@ def is_kept(key: str) -> bool:
     return (runs_folder() / key / "history.csv").is_file()
 
 
+def cost(key: str) -> float:
+    """Seconds of training that this run has taken so far, all attempts together."""
+    path = runs_folder() / key / "cost.json"
+    return float(json.loads(path.read_text())["seconds"]) if path.is_file() else 0.0
+
+
 def run(
     experiment: Experiment,
     jobs: int = 1,
@@ -79,24 +85,37 @@ def run(
 
 
 def _train(
-    experiment: Experiment, key: str, folder: Path, jobs: int, checkpoint_seconds: float, events: str | Path | None, bar: Bar | None
+    experiment: Experiment,
+    key: str,
+    folder: Path,
+    jobs: int,
+    checkpoint_seconds: float,
+    events: str | Path | None,
+    bar: Bar | None,
 ) -> None:
     check_precision(experiment.local.precision, device())
     federation = experiment.federation().to(device())
     checkpoint = folder / "checkpoint.safetensors"
     resume = store.load_snapshot(checkpoint).to(device()) if checkpoint.is_file() else None
-    started = saved = time.monotonic()
+    saved = time.monotonic()
     if bar is not None and resume is not None:
         bar.advance(resume.server.round)
 
-    def after_round(now: Snapshot) -> None:
+    def spend() -> float:
+        """Add the seconds since the last call to the run's cost.json; return their sum."""
         nonlocal saved
+        saved, before = time.monotonic(), saved
+        total = cost(key) + saved - before
+        store.write_text(folder / "cost.json", json.dumps({"seconds": round(total, 2)}))
+        return total
+
+    def after_round(now: Snapshot) -> None:
         emit(events, event="round", key=key, round=now.server.round, rounds=experiment.plan.rounds)
         if bar is not None:
             bar.advance()
         if time.monotonic() - saved >= checkpoint_seconds:
             store.save_snapshot(checkpoint, now)
-            saved = time.monotonic()
+            spend()
 
     engine = Processes(jobs) if jobs > 1 else Serial()
     try:
@@ -106,10 +125,11 @@ def _train(
         )
     finally:
         engine.close()
+    seconds = spend()
     store.save_snapshot(folder / "weights.safetensors", now)
     store.save_history(folder / "history.csv", now.history)
     checkpoint.unlink(missing_ok=True)
-    emit(events, event="trained", key=key, seconds=round(time.monotonic() - started, 2))
+    emit(events, event="trained", key=key, seconds=round(seconds, 2))
 
 
 def run_all(experiments: Iterable[Experiment], jobs: int | None = None) -> pd.DataFrame:
@@ -129,7 +149,9 @@ def run_all(experiments: Iterable[Experiment], jobs: int | None = None) -> pd.Da
         raise Planned("FEDLIB_WHY is set: what would run was written, nothing was trained")
     missing = {key: experiment for key, experiment in keyed.items() if not is_kept(key)}
     emit(events_file(), event="plan", total=len(keyed), kept=len(keyed) - len(missing))
-    bar = Bar(sum(e.plan.rounds for e in missing.values()), f"{len(missing)} runs to train, {len(keyed) - len(missing)} kept")
+    bar = Bar(
+        sum(e.plan.rounds for e in missing.values()), f"{len(missing)} runs to train, {len(keyed) - len(missing)} kept"
+    )
     try:
         for experiment in missing.values():  # a federation that cannot be made is an error before any training
             experiment.federation()
@@ -146,7 +168,13 @@ def _jobs(jobs: int | None) -> int:
             raise FedlibError(f"FEDLIB_JOBS: {named!r} is not a whole number; give the runs to train at a time")
         jobs = int(named)
     if jobs is None:
-        jobs = 1 if device().type == "cuda" else len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        jobs = (
+            1
+            if device().type == "cuda"
+            else len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
     return check_number("jobs", jobs, least=1, whole=True)
 
 
@@ -173,7 +201,7 @@ def _train_all(missing: dict[str, Experiment], jobs: int, bar: Bar) -> None:
             raise
         finally:
             pool.shutdown(cancel_futures=True)
-        _raise_first([(e, error) for f, e in futures.items() if (error := f.exception())], len(missing))
+        _raise_first([(e, problem) for f, e in futures.items() if (problem := f.exception())], len(missing))
 
 
 def _run_in_worker(experiment: Experiment, events: str) -> None:

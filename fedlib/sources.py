@@ -9,11 +9,11 @@ import ast
 import hashlib
 import importlib.util
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 
-@lru_cache(maxsize=None)
+@cache
 def _path(module: str) -> Path | None:
     try:
         spec = importlib.util.find_spec(module)
@@ -22,7 +22,7 @@ def _path(module: str) -> Path | None:
     return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
-@lru_cache(maxsize=None)
+@cache
 def _tree(path: Path, changed: float) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -44,7 +44,7 @@ def _without_docstrings(tree: ast.Module) -> str:
     return ast.unparse(tree)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _digest(path: Path, changed: float) -> str:
     text = _without_docstrings(ast.parse(path.read_text(encoding="utf-8")))
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -67,7 +67,9 @@ def load_snapshot(path: Path) -> Snapshot:
         raise FedlibError(f"{path} is damaged ({error}); delete it and run again") from error
 
     def under(owner: str) -> State:
-        return {name.removeprefix(owner + "/"): tensor for name, tensor in tensors.items() if name.startswith(owner + "/")}
+        return {
+            name.removeprefix(owner + "/"): tensor for name, tensor in tensors.items() if name.startswith(owner + "/")
+        }
 
     memories = [under(f"client {i}") for i in range(int(about["clients"]))]
     history = [Row(*row) for row in json.loads(about["history"])]

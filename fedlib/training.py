@@ -121,7 +121,7 @@ def sgd(
     NotFinite, naming the step, after the last one: looking at each loss as it comes would stall a GPU.
     """
     model.train()
-    optimiser = torch.optim.SGD(parameters, lr, local.momentum, weight_decay=local.weight_decay)
+    optimiser = torch.optim.SGD(parameters, lr, local.momentum, weight_decay=local.weight_decay, fused=True)
     record: dict[str, list[Tensor]] = {}
     device = next(model.parameters()).device.type
     for batch in data:
@@ -141,6 +141,8 @@ def _means(record: dict[str, list[Tensor]]) -> dict[str, float]:
         steps = torch.stack(values).float()
         bad = (~steps.isfinite()).nonzero()
         if len(bad):
-            raise NotFinite(f"step {int(bad[0]) + 1} of {len(steps)}: the {name} loss is {float(steps[bad[0]])}; lower lr")
+            raise NotFinite(
+                f"step {int(bad[0]) + 1} of {len(steps)}: the {name} loss is {float(steps[bad[0]])}; lower lr"
+            )
         means[name] = float(steps.mean())
     return means

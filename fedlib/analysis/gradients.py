@@ -42,7 +42,7 @@ def branch_gradients(model: nn.Module, client: Client) -> dict[str, Tensor]:
     found = {}
     for name, loss in losses.items():
         for block, module in (("backbone", model.backbone), ("last layer", last[name])):
-            parts = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)  # type: ignore[union-attr, operator]
+            parts = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)  # type: ignore[union-attr]
             found[f"{name}, {block}"] = torch.cat([part.flatten() for part in parts])
     return found
 
@@ -51,7 +51,9 @@ def drift(crowd: Crowd, federation: Federation) -> list[Row]:
     """The probe: drift[loss, block], spread[loss, block] (its numerator) and drift_ratio[block] of this round."""
     model = crowd.model
     if not hasattr(model, "client_head"):
-        raise FedlibError(f"probes: drift compares FedDRM's two losses; {type(crowd.method).__name__} has no client head")
+        raise FedlibError(
+            f"probes: drift compares FedDRM's two losses; {type(crowd.method).__name__} has no client head"
+        )
     model.eval()
     per_client = []
     for client, memory in zip(federation.clients, crowd.memories, strict=True):

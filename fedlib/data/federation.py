@@ -73,7 +73,9 @@ class Federation:
         return Samples(images, labels), origin
 
     def to(self, device: torch.device) -> Federation:
-        clients = tuple(Client(c.index, c.train.to(device), c.validation.to(device), c.test.to(device)) for c in self.clients)
+        clients = tuple(
+            Client(c.index, c.train.to(device), c.validation.to(device), c.test.to(device)) for c in self.clients
+        )
         return Federation(self.name, clients, self.classes, self.shape, self.parts)
 
 
@@ -88,7 +90,9 @@ def subset(pool: Pool, samples: int | None, rng: np.random.Generator) -> Pool:
         return pool
     check_number("samples", samples, least=1, whole=True)
     if samples > len(pool):
-        raise FedlibError(f"samples: {samples} asked for, but data set {pool.name!r} holds {len(pool)}; give at most that")
+        raise FedlibError(
+            f"samples: {samples} asked for, but data set {pool.name!r} holds {len(pool)}; give at most that"
+        )
     return pool.take(np.sort(rng.permutation(len(pool))[:samples]))
 
 
@@ -112,9 +116,13 @@ def make_federation(
     members = []
     for i, index in enumerate(parts):
         try:
-            train, validation, test = partitions.split(index, numpy_stream(seed, "split", i), test_share, validation_share)
+            train, validation, test = partitions.split(
+                index, numpy_stream(seed, "split", i), test_share, validation_share
+            )
         except FedlibError as error:
-            raise FedlibError(f"client {i} of {clients} on {pool.name!r} by {partition.get('name')}: {error}") from error
+            raise FedlibError(
+                f"client {i} of {clients} on {pool.name!r} by {partition.get('name')}: {error}"
+            ) from error
         look = shifts.appearance(shift, i)
         members.append(Client(i, *(_samples(pool, part, look) for part in (train, validation, test))))
     shape = pool.images.shape[1:]

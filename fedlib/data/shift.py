@@ -91,8 +91,8 @@ def check_spec(spec: Mapping[str, Any] | None) -> None:
 def apply(images: torch.Tensor, look: Appearance) -> torch.Tensor:
     """`images` with `look`: saturation, then hue, gamma and posterize, in 8 bits after each (FedDRM spec, 3.3).
 
-    images: uint8, (N, 3, H, W). Returns a new tensor of that type, shape and device, channels last in memory. The
-    arithmetic is Pillow's, as in the paper's pipeline, hence the same on every machine. A neutral step is left out.
+    images: uint8, (N, 3, H, W). Returns a new tensor of that type, shape and device. The arithmetic is
+    Pillow's, as in the paper's pipeline, hence the same on every machine. A step that is neutral is left out.
     """
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
         raise FedlibError(f"shift: images are {images.dtype} {tuple(images.shape)}, not uint8 (N, 3, H, W)")
@@ -152,15 +152,14 @@ def crop_resize(images: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
 
     images: floating point, (N, C, H, W), of either memory format; both are kept. boxes: as `random_boxes` makes them.
     """
-    size = torch.tensor(images.shape[-2:], device=images.device)
     top_left, sides = boxes.to(images.device).float().split(2, dim=1)
     axes = []
-    for axis in range(2):
-        centres = torch.arange(int(size[axis]), device=images.device) + 0.5
+    for axis, size in enumerate(images.shape[-2:]):
+        centres = torch.arange(size, device=images.device) + 0.5
         start, side = top_left[:, axis, None], sides[:, axis, None]
         # A crop ends at its outermost pixel centres: clamping keeps pixels beyond it from being blended in.
-        source = (start + centres * side / size[axis] - 0.5).clamp(start, start + side - 1)
-        axes.append((2 * source + 1) / size[axis] - 1)
+        source = (start + centres * side / size - 0.5).clamp(start, start + side - 1)
+        axes.append((2 * source + 1) / size - 1)
     y, x = axes
     grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), dim=-1)
     sampled = grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)

@@ -5,9 +5,9 @@ The reference that personalised methods have to beat; used by Wang et al. (FedDR
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from fedlib.methods.method import Method, State, Server, Upload, Work, hyper, need_fewer
+from fedlib.methods.method import Method, Server, State, Upload, Work, hyper, need_fewer
 from fedlib.training import Local
 
 
@@ -27,6 +27,9 @@ class FedAvgFT(Method):
 
     def tuning(self, round: int, rounds: int) -> bool:
         return round > rounds - self.ft_rounds
+
+    def broadcast(self, server: Server, client: int, memory: State) -> State:
+        return {} if memory else server.weights
 
     def client_update(self, work: Work) -> Upload:
         if not self.tuning(work.round, work.rounds):

@@ -136,8 +136,8 @@ class Method:
         """Whether the tensor `name` travels; what does not is personal and stays in the client's memory."""
         return True
 
-    def broadcast(self, server: Server, client: int) -> State:
-        """What goes down to a client."""
+    def broadcast(self, server: Server, client: int, memory: State) -> State:
+        """What goes down to a client, given what it has kept."""
         return server.weights
 
     def loss(self, model: nn.Module, batch: Batch, work: Work) -> Terms:
@@ -196,7 +196,7 @@ def initial_state(method: Method, task: Task) -> tuple[nn.Module, Server, list[S
     """One random initial network: every client starts from the same copy, heads included."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(task.seed, "init"))
-        model = method.build(task).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = method.build(task).to(memory_format=torch.channels_last)
     shared, personal = method.divide(model)
     return model, Server(shared), [dict(personal) for _ in range(task.clients)]
 
@@ -237,4 +237,6 @@ def first_argmax(scores: Tensor) -> Tensor:
 def need_fewer(method: Method, name: str, value: int, limit: int, what: str) -> None:
     """Raise unless value < limit."""
     if value >= limit:
-        raise FedlibError(f"{type(method).__name__}.{name}: {value} is not below {what} ({limit}); lower one or raise the other")
+        raise FedlibError(
+            f"{type(method).__name__}.{name}: {value} is not below {what} ({limit}); lower one or raise the other"
+        )
