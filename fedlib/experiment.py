@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 from fedlib import models
 from fedlib.analysis import check_probes, probe_modules
-from fedlib.checks import FedlibError, check_number
+from fedlib.checks import FedlibError, check_keys, check_number
 from fedlib.data import partition as partitions
 from fedlib.data import shift as shifts
 from fedlib.data import vision
@@ -116,6 +116,19 @@ class Experiment:
     def key(self) -> str:
         """16 hexadecimal digits."""
         return key_of(self.parts())
+
+
+def make_experiment(method: Method, **settings: Any) -> Experiment:
+    """An Experiment from flat settings, as they stand in a notebook's parameters.
+
+    Each goes where it belongs: to Plan (rounds, lr, …), to Local (steps, batch_size, …) or to the Experiment itself.
+    """
+    homes = {cls: [f.name for f in fields(cls)] for cls in (Plan, Local, Experiment)}
+    check_keys("experiment", settings, [name for names in homes.values() for name in names])
+    plan, local, own = ({k: v for k, v in settings.items() if k in homes[cls]} for cls in (Plan, Local, Experiment))
+    if "epochs" in local:
+        local.setdefault("steps", None)
+    return Experiment(method=method, plan=Plan(**plan), local=Local(**local), **own)
 
 
 def key_of(parts: Mapping[str, Any]) -> str:

@@ -40,8 +40,7 @@ class Row(NamedTuple):
 class Crowd:
     """All clients' models, faced with all clients' test samples.
 
-    crop: a generator for the random crop that the released FedDRM code applies at test time too (trap 3); None tests
-    on the whole, deterministic image.
+    crop: a generator for random crops of the test images (see analysis.random_crop); None: the whole images.
     """
 
     def __init__(

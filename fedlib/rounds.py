@@ -14,7 +14,7 @@ from fedlib.data.federation import Federation
 from fedlib.engines import Assignment, Engine, Site, one_thread
 from fedlib.methods.method import Method, Server, State, Task, Upload, initial_state
 from fedlib.metrics import Crowd, Row, evaluate
-from fedlib.streams import numpy_stream, torch_stream
+from fedlib.streams import numpy_stream
 from fedlib.training import Local
 
 Probe = Callable[[Crowd, Federation], list[Row]]
@@ -26,7 +26,7 @@ class Plan:
 
     rounds: T. lr, schedule: "cosine" is lr_t = lr (1 + cos(pi (t - 1) / T)) / 2, constant within a round.
     participation: share of the clients that take part in a round. evaluate_every: in rounds; evaluate_last: each of
-    the last so many rounds is evaluated too. test_crop: see metrics.Crowd.
+    the last so many rounds is evaluated too.
     """
 
     rounds: int
@@ -35,7 +35,6 @@ class Plan:
     participation: float = 1.0
     evaluate_every: int = 10
     evaluate_last: int = 1
-    test_crop: bool = False
 
     def __post_init__(self) -> None:
         check_number("rounds", self.rounds, least=1, whole=True)
@@ -145,8 +144,7 @@ def judge(
 ) -> list[Row]:
     """All metrics and probes of the round just finished."""
     method, t = site.method, now.server.round
-    crop = torch_stream(site.task.seed, "test crop", t) if plan.test_crop else None
-    crowd = Crowd(method, model, now.server, now.memories, federation, crop)
+    crowd = Crowd(method, model, now.server, now.memories, federation)
     try:
         rows = evaluate(crowd, method.moment(t, plan.rounds))
         return rows + [row for probe in probes for row in probe(crowd, federation)]

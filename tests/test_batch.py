@@ -227,7 +227,8 @@ def test_a_damaged_record_of_outcomes_is_named(tmp_path: Path) -> None:
         batch.recorded(tmp_path)
 
 
-def test_every_notebook_of_the_collection_has_good_parameters_at_every_scale() -> None:
+def test_every_notebook_of_the_collection_has_good_parameters_at_every_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDLIB_PROJECT", raising=False)
     every = notebooks.discover()
     for notebook in every:
         for scale in SCALES:

@@ -8,7 +8,10 @@ from typing import Any
 
 from fedlib.checks import check_choice
 
-PROBES = {"drift": "fedlib.analysis.gradients:drift"}
+PROBES = {
+    "drift": "fedlib.analysis.gradients:drift",
+    "random_crop": "fedlib.analysis.random_crop:random_crop",
+}
 
 
 def check_probes(names: Iterable[str]) -> None:

@@ -1,0 +1,231 @@
+import itertools
+import math
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedlib import summary
+from fedlib.checks import FedlibError
+
+T_975 = {2: 12.706205, 3: 4.302653}  # Student's t, one and two degrees of freedom, from any table
+
+
+def history(key, seed, values, method="FedDRM", lam=0.8, metric="system@pooled", client=-1):
+    """A run evaluated at the rounds that `values` names."""
+    rows = [(round, metric, "after_aggregation", client, value) for round, value in values.items()]
+    table = pd.DataFrame(rows, columns=["round", "metric", "moment", "client", "value"])
+    return table.assign(key=key, method=method, lam=lam, seed=seed)
+
+
+def runs(*rows):
+    """A table of last rounds: (method, lam, seed, metric, value)."""
+    table = pd.DataFrame(rows, columns=["method", "lam", "seed", "metric", "value"])
+    return table.assign(key=[f"k{m}{lam}{s}" for m, lam, s in table[["method", "lam", "seed"]].to_numpy()])
+
+
+def sweep(rows):
+    """{seed: {lam: value}} as a table of last rounds."""
+    return runs(*(("FedDRM", lam, seed, "s@p", v) for seed, row in rows.items() for lam, v in row.items()))
+
+
+TABLE = pd.concat(
+    [
+        history("a", 0, {5: 0.25, 9: 0.5, 10: 0.75}),
+        history("a", 0, {5: 1.5, 10: 3.0}, metric="drift_ratio[backbone]"),
+        history("a", 0, {10: 0.125}, client=3),
+        history("b", 1, {18: 0.0, 20: 0.5}, method="FedAvg", lam=math.nan),
+    ],
+    ignore_index=True,
+)
+
+
+def test_the_last_round_is_each_runs_own_and_accuracies_are_percent():
+    final = summary.final(TABLE)
+    assert list(final) == ["metric", "moment", "value", "key", "method", "lam", "seed"]
+    assert final[["key", "metric", "value"]].to_numpy().tolist() == [
+        ["a", "system@pooled", 75.0],
+        ["a", "drift_ratio[backbone]", 3.0],
+        ["b", "system@pooled", 50.0],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("last", "values"),
+    [(2, [62.5, 3.0, 50.0]), (3, [62.5, 3.0, 25.0]), (6, [50.0, 2.25, 25.0]), (99, [50.0, 2.25, 25.0])],
+)
+def test_the_last_rounds_are_averaged_where_they_were_evaluated(last, values):
+    assert summary.final(TABLE, last)["value"].tolist() == values
+
+
+def test_last_counts_rounds():
+    with pytest.raises(FedlibError, match="final: last: 0 is out of range"):
+        summary.final(TABLE, 0)
+
+
+@given(st.permutations(range(len(TABLE))), st.integers(1, 20))
+def test_the_order_of_rows_does_not_matter(order, last):
+    def sorted_rows(table):
+        return table.sort_values(["key", "metric"], ignore_index=True)
+
+    shuffled = TABLE.iloc[order].reset_index(drop=True)
+    pd.testing.assert_frame_equal(
+        sorted_rows(summary.final(shuffled, last)),
+        sorted_rows(summary.final(TABLE, last))[list(summary.final(shuffled))],
+    )
+
+
+def test_the_interval_over_seeds_is_students():
+    rows = [("FedDRM", 0.8, seed, "s@p", value) for seed, value in enumerate([1.0, 2.0, 3.0])]
+    rows += [("FedRep", 0.8, 0, "s@p", 1.0), ("FedRep", 0.8, 1, "s@p", 2.0), ("FedAvg", math.nan, 0, "s@p", 7.0)]
+    found = summary.over_seeds(runs(*rows), by=["method"]).set_index("method")
+    assert found["mean"].to_dict() == {"FedDRM": 2.0, "FedRep": 1.5, "FedAvg": 7.0}
+    assert found["n"].to_dict() == {"FedDRM": 3, "FedRep": 2, "FedAvg": 1}
+    assert (found["high"] - found["mean"]).tolist() == pytest.approx(
+        [T_975[3] / math.sqrt(3), T_975[2] * 0.5, math.nan], nan_ok=True, rel=1e-6
+    )
+    assert (found["mean"] - found["low"]).tolist() == pytest.approx(
+        (found["high"] - found["mean"]).tolist(), nan_ok=True
+    )
+
+
+def test_a_group_without_a_hyper_parameter_is_kept():
+    found = summary.over_seeds(runs(("FedAvg", math.nan, 0, "s@p", 7.0)), by=["method", "lam"])
+    assert found["mean"].tolist() == [7.0] and found["lam"].isna().all()
+
+
+def test_runs_that_would_be_counted_as_seeds_are_refused():
+    table = runs(("FedDRM", 0.1, 0, "s@p", 1.0), ("FedDRM", 0.8, 0, "s@p", 2.0))
+    with pytest.raises(FedlibError, match="over_seeds: 2 rows have the same seed, 0; they differ in lam"):
+        summary.over_seeds(table, by=["method"])
+    with pytest.raises(FedlibError, match="over_seeds: by: 'methods' is unknown; did you mean 'method'"):
+        summary.over_seeds(table, by=["methods"])
+
+
+METHODS = runs(
+    ("FedDRM", 0.8, 1, "s@p", 65.0),
+    ("FedDRM", 0.8, 0, "s@p", 60.0),
+    ("FedDRM", 0.8, 1, "s@p[vote]", 64.0),
+    ("FedDRM", 0.8, 0, "s@p[vote]", 61.0),
+    ("FedRep", 0.5, 0, "s@p", 50.0),
+    ("FedRep", 0.5, 1, "s@p", 51.0),
+)
+
+
+def test_differences_are_paired_by_seed():
+    first, second = {"method": "FedDRM"}, {"method": "FedRep"}
+    assert summary.paired(METHODS, "s@p", first, second) == [10.0, 14.0]
+    assert summary.paired(METHODS, "s@p", second, first) == [-10.0, -14.0]
+    assert summary.paired(METHODS, "s@p", first, {"method": "FedDRM", "lam": 0.8}, "s@p[vote]") == [-1.0, 1.0]
+
+
+@given(st.permutations(range(len(METHODS))))
+def test_pairs_do_not_depend_on_the_order_of_rows(order):
+    assert summary.paired(METHODS.iloc[order], "s@p", {"method": "FedDRM"}, {"method": "FedRep"}) == [10.0, 14.0]
+
+
+@pytest.mark.parametrize(
+    ("metric", "second", "message"),
+    [
+        ("s@q", {"method": "FedRep"}, "paired: metric: 's@q' is unknown; did you mean 's@p'"),
+        ("s@p", {"method": "FedRap"}, "paired: method where metric s@p: 'FedRap' is unknown; did you mean 'FedRep'"),
+        (
+            "s@p",
+            {"method": "FedRep", "lam": 0.8},
+            "paired: lam where metric s@p, method FedRep: 0.8 is unknown; .*alid: 0.5",
+        ),
+        ("s@p", {"methode": "FedRep"}, "paired: column: 'methode' is unknown; did you mean 'method'"),
+        ("s@p", {}, "paired: metric s@p: 2 rows have the same seed, 1; they differ in method, lam"),
+    ],
+)
+def test_a_filter_that_fits_no_run_or_too_many_is_named(metric, second, message):
+    with pytest.raises(FedlibError, match=message):
+        summary.paired(METHODS, metric, {"method": "FedDRM"}, second)
+
+
+def test_unpaired_seeds_are_named():
+    table = METHODS[~((METHODS["method"] == "FedRep") & (METHODS["seed"] == 1))]
+    with pytest.raises(
+        FedlibError, match=r"seeds \[1\] are on one side only: method FedDRM has \[0, 1\] and method FedRep has \[0\]"
+    ):
+        summary.paired(table, "s@p", {"method": "FedDRM"}, {"method": "FedRep"})
+
+
+def test_the_interior_value_is_chosen_by_the_other_seeds():
+    """Seed 0's best is 0.8 (9), but seeds 1 and 2 prefer 0.5; for seed 1 and for seed 2 the others prefer 0.8."""
+    table = sweep(
+        {
+            0: {0.1: 1, 0.5: 2, 0.8: 9, 0.95: 0},
+            1: {0.1: 2, 0.5: 6, 0.8: 5, 0.95: 1},
+            2: {0.1: 3, 0.5: 8, 0.8: 4, 0.95: 4},
+        }
+    )
+    assert summary.interior_gain(table, "s@p", "lam", 0.1) == [2 - 1, 5 - 2, 4 - 3]
+    assert summary.interior_gain(table, "s@p", "lam", 0.95) == [2 - 0, 5 - 1, 4 - 4]
+
+
+def test_cross_fitting_does_not_flatter():
+    """Over all tables of zeros and ones, where no value is better than another, the mean gain is zero."""
+    gains, best = [], []
+    for cells in itertools.product([0, 1], repeat=6):
+        rows = {seed: dict(zip([0.1, 0.5, 0.8], cells[3 * seed : 3 * seed + 3], strict=True)) for seed in (0, 1)}
+        table = sweep({seed: row | {0.95: 0} for seed, row in rows.items()})
+        gains += summary.interior_gain(table, "s@p", "lam", 0.1)
+        best += [max(row[0.5], row[0.8]) - row[0.1] for row in rows.values()]
+    assert sum(gains) == 0 and sum(best) / len(best) == 0.25
+
+
+@given(st.randoms())
+def test_a_sweep_may_come_in_any_order(random):
+    table = sweep({seed: {0.1: seed, 0.5: 3, 0.8: 2 * seed, 0.95: 0} for seed in (2, 0, 1)})
+    shuffled = table.iloc[random.sample(range(len(table)), len(table))]
+    assert summary.interior_gain(shuffled, "s@p", "lam", 0.1) == [3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("table", "end", "message"),
+    [
+        (sweep({0: {0.1: 1, 0.5: 2, 0.9: 3}}), 0.1, "1 seeds and 3 values of lam"),
+        (sweep({0: {0.1: 1, 0.5: 2}, 1: {0.1: 1, 0.5: 2}}), 0.1, "2 seeds and 2 values of lam"),
+        (
+            sweep({0: {0.1: 1, 0.5: 2, 0.9: 3}, 1: {0.1: 1, 0.5: 2, 0.9: 3}}),
+            0.5,
+            "end of lam: 0.5 is unknown; .*alid: 0.1, 0.9",
+        ),
+        (sweep({0: {0.1: 1, 0.5: 2, 0.9: 3}, 1: {0.1: 1, 0.9: 3}}), 0.1, "seed 1 has no s@p at lam 0.5"),
+    ],
+)
+def test_a_sweep_that_cannot_be_cross_fitted_is_refused(table, end, message):
+    with pytest.raises(FedlibError, match=message):
+        summary.interior_gain(table, "s@p", "lam", end)
+
+
+def ours(*rows):
+    return pd.DataFrame(rows, columns=["setting", "method", "metric", "mean", "low", "high", "n"])
+
+
+def test_the_paper_stands_beside_ours_and_blanks_stay_blank():
+    setting = "cifar10/dirichlet-0.3"
+    joined = summary.beside(
+        "feddrm",
+        "main",
+        ours((setting, "FedDRM", "system", 50.0, 49.0, 51.0, 3), (setting, "FedAvg", "system", 40.0, 39.0, 41.0, 3)),
+    )
+    assert list(joined) == ["table", "setting", "method", "metric", "paper", "ours", "low", "high", "n"]
+    cells = joined.set_index(["setting", "method", "metric"])
+    assert cells.loc[(setting, "FedDRM", "system")].tolist() == ["main", 62.78, 50.0, 49.0, 51.0, 3]
+    only_paper = cells.loc[(setting, "FedALA", "system")]
+    assert only_paper["paper"] == 61.33 and only_paper[["ours", "low", "high", "n"]].isna().all()
+    unknown = cells.loc[("cifar100/dirichlet-0.3", "Ditto", "average")]
+    assert unknown[["paper", "ours"]].isna().all()
+    assert len(joined) == 6 * 11 * 2 + 1
+    assert joined.iloc[-1][["method", "ours"]].tolist() == ["FedAvg", 40.0] and pd.isna(joined.iloc[-1]["paper"])
+
+
+def test_a_published_table_is_named_and_a_cell_is_given_once():
+    with pytest.raises(FedlibError, match="published numbers of feddrm: table: 'mian' is unknown; did you mean 'main'"):
+        summary.beside("feddrm", "mian", ours())
+    row = ("cifar10/5-spc", "FedDRM", "system", 50.0, 49.0, 51.0, 3)
+    with pytest.raises(FedlibError, match="ours has two rows with setting cifar10/5-spc, method FedDRM, metric system"):
+        summary.beside("feddrm", "main", ours(row, row))
