@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,13 +15,14 @@ class FedlibError(ValueError):
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A half sentence that helps with a wrong `name`: its nearest valid spelling, or all of them."""
     options = sorted(str(v) for v in valid)
-    close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
+    by_letters = {option.lower(): option for option in options}
+    close = difflib.get_close_matches(str(name).lower(), by_letters, n=1, cutoff=0.5)
     if close:
-        return f"did you mean {close[0]!r}? Valid: {', '.join(options)}"
+        return f"did you mean {by_letters[close[0]]!r}? Valid: {', '.join(options)}"
     return f"valid: {', '.join(options)}"
 
 
-def check_choice(where: str, value: str, valid: Iterable[str]) -> str:
+def check_choice(where: str, value: Any, valid: Iterable[Any]) -> Any:
     """Return `value` if it is one of `valid`, else raise with the nearest name."""
     options = list(valid)
     if value not in options:
@@ -52,7 +54,7 @@ def check_number(
     if wrong_type:
         hint = " (YAML reads 1e-3 as text: write 1.0e-3 or 0.001)" if isinstance(value, str) else ""
         raise FedlibError(f"{where}: {value!r} is {type(value).__name__}, not {kind}; give {wanted}{hint}")
-    if value != value or any(bound is not None and not holds(value, bound) for bound, _, holds in bounds):
+    if not math.isfinite(value) or any(bound is not None and not holds(value, bound) for bound, _, holds in bounds):
         raise FedlibError(f"{where}: {value!r} is out of range; give {wanted}")
     return value
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context, parent_process
 from typing import Any, Protocol
 
 import torch
@@ -100,24 +102,29 @@ class Serial:
 
 
 class Processes:
-    """Clients spread over single-threaded worker processes, which are started once and keep the samples."""
+    """Clients spread over single-threaded worker processes, which are started once a run and keep the samples.
+
+    What travels is pickled here: left to multiprocessing, every tensor would hold an open file, and files run out.
+    """
 
     def __init__(self, jobs: int) -> None:
         self.jobs = jobs
         self._pool: ProcessPoolExecutor | None = None
+        self._site: Site | None = None
 
     def map(self, site: Site, model: nn.Module, given: Iterable[Assignment]) -> Iterator[Upload]:
         if next(model.parameters()).device.type != "cpu":
             raise FedlibError("engine: processes are for CPUs; on a GPU use engine: serial and several runs a device")
-        if self._pool is None:
-            self._pool = worker_pool(self.jobs, _enter, site, model)
-        waiting: deque[Future[Upload]] = deque()
+        if self._pool is None or self._site is not site:
+            self.close()
+            self._pool, self._site = worker_pool(self.jobs, _enter, pickle.dumps((site, model))), site
+        waiting: deque[Future[bytes]] = deque()
         for assignment in given:
-            waiting.append(self._pool.submit(_perform, assignment))
+            waiting.append(self._pool.submit(_perform, pickle.dumps(assignment)))
             if len(waiting) > 2 * self.jobs:  # so many uploads at most are in memory, however many clients there are
-                yield waiting.popleft().result()
+                yield pickle.loads(waiting.popleft().result())
         while waiting:
-            yield waiting.popleft().result()
+            yield pickle.loads(waiting.popleft().result())
 
     def close(self) -> None:
         if self._pool is not None:
@@ -126,20 +133,41 @@ class Processes:
 
 
 def worker_pool(jobs: int, initializer: Callable[..., object] | None = None, *arguments: Any) -> ProcessPoolExecutor:
-    """A pool of fresh processes with one arithmetic thread each."""
+    """A pool of processes with one arithmetic thread each. They end with this process, even if it is killed.
+
+    Where the system can, they are forked from a server that has imported torch: that takes seconds, and only once.
+    """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=initializer, initargs=arguments)
+    context = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
+    context.set_forkserver_preload([__name__])
+    start = (dict(os.environ), initializer, *arguments)
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=start)
+
+
+def _begin(environment: dict[str, str], initializer: Callable[..., object] | None, *arguments: Any) -> None:
+    os.environ.clear()  # of the server's, which is that of the first pool
+    os.environ.update(environment)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    if initializer is not None:
+        initializer(*arguments)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 _entered: tuple[Site, nn.Module] | None = None
 
 
-def _enter(site: Site, model: nn.Module) -> None:
+def _enter(site_and_model: bytes) -> None:
     global _entered
-    torch.set_num_threads(1)
-    _entered = (site, model)
+    _entered = pickle.loads(site_and_model)
 
 
-def _perform(given: Assignment) -> Upload:
+def _perform(given: bytes) -> bytes:
     assert _entered is not None
-    return perform(*_entered, given)
+    return pickle.dumps(perform(*_entered, pickle.loads(given)))

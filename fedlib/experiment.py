@@ -19,6 +19,7 @@ from fedlib.data import partition as partitions
 from fedlib.data import shift as shifts
 from fedlib.data import vision
 from fedlib.data.federation import Federation, make_federation
+from fedlib.data.pool import Pool
 from fedlib.methods.method import Method, Task
 from fedlib.rounds import Plan
 from fedlib.sources import fingerprints
@@ -54,6 +55,11 @@ class Experiment:
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
             raise FedlibError(f"method: {self.method!r} is no Method; use methods.make('FedDRM') or FedDRM()")
+        if type(self.method).__module__ == "__main__":
+            raise FedlibError(
+                f"method: {type(self.method).__name__} is defined in the notebook or script itself; put it into a file "
+                "of its own in fedlib/methods, for its code is part of the run's key"
+            )
         if not isinstance(self.data, str):
             raise FedlibError(f"data: {self.data!r} is no name of a data set; see `fedlib data list`")
         if self.samples is not None:
@@ -89,8 +95,8 @@ class Experiment:
 
     def federation(self) -> Federation:
         """The clients with their samples. Raises FedlibError if the data set is missing or cannot be divided."""
-        spec = (self.data, self.clients, _frozen(self.partition), _frozen(self.shift), self.seed)
-        return _federation(str(vision.data_root()), *spec, self.samples, self.test_share, self.validation_share)
+        spec = (self.clients, _frozen(self.partition), _frozen(self.shift), self.seed)
+        return _federation(vision.load(self.data), *spec, self.samples, self.test_share, self.validation_share)
 
     def task(self, federation: Federation) -> Task:
         """What method.build needs to know."""
@@ -100,7 +106,7 @@ class Experiment:
     def sources(self) -> dict[str, str]:
         """Fingerprints of the modules that decide this run's result."""
         rooms = ["fedlib.rounds", models.module_of(self.model), *probe_modules(self.probes)]
-        own = [cls.__module__ for cls in type(self.method).__mro__ if cls.__module__.startswith("fedlib.")]
+        own = [cls.__module__ for cls in type(self.method).__mro__]
         return fingerprints([*rooms, *own, "fedlib.data.vision", "fedlib.data.federation"])
 
     def parts(self) -> dict[str, Any]:
@@ -156,8 +162,7 @@ def _frozen(spec: Mapping[str, Any] | None) -> str:
 
 @lru_cache(maxsize=4)
 def _federation(
-    root: str,
-    data: str,
+    pool: Pool,
     clients: int,
     partition: str,
     shift: str,
@@ -166,5 +171,4 @@ def _federation(
     test: float,
     validation: float,
 ) -> Federation:
-    pool = vision.load(data, root)
     return make_federation(pool, clients, json.loads(partition), json.loads(shift), seed, samples, test, validation)

@@ -135,13 +135,17 @@ def check_params(notebook: Notebook, scale: str) -> None:
         given = {}
     if not isinstance(given, dict):
         raise FedlibError(f"{file}: holds {_kind(given)}; give lines of NAME: VALUE")
-    valid = defaults(notebook)
-    check_keys(str(file), given, valid)
-    for key, value in given.items():
-        if not _fits(value, valid[key]):
-            raise FedlibError(_mistyped(f"{file}: {key}", value, valid[key]))
+    check_values(str(file), given, defaults(notebook))
     if given.get("scale", scale) != scale:
         raise FedlibError(f"{file}: scale is {given['scale']!r}, but the file is in params/{scale}; make them agree")
+
+
+def check_values(where: str, given: dict[str, Any], valid: dict[str, Any]) -> None:
+    """Refuse a name of `given` that `valid` (see `defaults`) lacks, or a value of another kind than its default."""
+    check_keys(where, given, valid)
+    for key, value in given.items():
+        if not _fits(value, valid[key]):
+            raise FedlibError(_mistyped(f"{where}: {key}", value, valid[key]))
 
 
 def _fits(value: Any, default: Any) -> bool:

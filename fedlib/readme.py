@@ -47,7 +47,8 @@ def minutes(notebook: Notebook, scale: str) -> str:
     if not file.is_file():
         return ""
     try:
-        return f"{float(json.loads(file.read_text(encoding='utf-8'))['seconds']) / 60:.1f}"
+        seconds = json.loads(file.read_text(encoding="utf-8"))["seconds"]
+        return "" if seconds is None else f"{float(seconds) / 60:.1f}"
     except (ValueError, KeyError, TypeError) as error:
         raise FedlibError(f"{file}: holds no seconds ({error}); run {notebook.name} again") from error
 

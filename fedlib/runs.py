@@ -48,7 +48,7 @@ class Run:
         return store.load_snapshot(self.folder / "weights.safetensors")
 
     def table(self) -> pd.DataFrame:
-        """The history with the experiment's own columns and the key in front."""
+        """The history with the key and the experiment's own columns beside it."""
         return self.history().assign(key=self.key, **self.experiment.columns())
 
 
@@ -117,7 +117,7 @@ def _train(
             store.save_snapshot(checkpoint, now)
             spend()
 
-    engine = Processes(jobs) if jobs > 1 else Serial()
+    engine = Processes(jobs) if jobs > 1 and device().type == "cpu" else Serial()
     try:
         task, extra = experiment.task(federation), analysis.probes(experiment.probes)
         now = federate(
@@ -128,7 +128,8 @@ def _train(
     seconds = spend()
     store.save_snapshot(folder / "weights.safetensors", now)
     store.save_history(folder / "history.csv", now.history)
-    checkpoint.unlink(missing_ok=True)
+    for superseded in (checkpoint, *folder.glob(".*.part")):
+        superseded.unlink(missing_ok=True)
     emit(events, event="trained", key=key, seconds=round(seconds, 2))
 
 
@@ -184,7 +185,7 @@ def _train_all(missing: dict[str, Experiment], jobs: int, bar: Bar) -> None:
         for experiment in missing.values():
             try:
                 run(experiment, jobs=jobs, events=events_file(), bar=bar)
-            except FedlibError as error:
+            except Exception as error:
                 failed.append((experiment, error))
         _raise_first(failed, len(missing))
         return

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from fedlib.checks import FedlibError
+
 
 @cache
 def _path(module: str) -> Path | None:
@@ -37,21 +39,28 @@ def _imports(tree: ast.Module, package: str) -> set[str]:
     return found
 
 
-def _without_docstrings(tree: ast.Module) -> str:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    return ast.unparse(tree)
+class _WithoutWords(ast.NodeTransformer):
+    """Leaves out docstrings, those of attributes too: every statement that is only a text."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
 
 
 @cache
 def _digest(path: Path, changed: float) -> str:
-    text = _without_docstrings(ast.parse(path.read_text(encoding="utf-8")))
+    text = ast.unparse(_WithoutWords().visit(ast.parse(path.read_text(encoding="utf-8"))))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+_first_seen: dict[Path, str] = {}
+
+
 def fingerprints(modules: Iterable[str]) -> dict[str, str]:
-    """{module: fingerprint} of `modules` and of every module of the same package that they import, in turn."""
+    """{module: fingerprint} of `modules` and of every module of the same package that they import, in turn.
+
+    Raises FedlibError if code has changed since it was first asked for: Python still runs the old one, and its result
+    would be kept under the new code's key.
+    """
     waiting, seen = list(modules), {}
     while waiting:
         module = waiting.pop()
@@ -60,5 +69,7 @@ def fingerprints(modules: Iterable[str]) -> dict[str, str]:
             continue
         changed = path.stat().st_mtime
         seen[module] = _digest(path, changed)
+        if _first_seen.setdefault(path, seen[module]) != seen[module]:
+            raise FedlibError(f"{path} has changed, but the old code is still loaded; restart Python (or the kernel)")
         waiting += sorted(_imports(_tree(path, changed), module.split(".")[0]))
     return dict(sorted(seen.items()))

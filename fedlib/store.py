@@ -12,12 +12,12 @@ import contextlib
 import errno
 import json
 import os
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -28,8 +28,11 @@ from fedlib.rounds import Snapshot
 
 
 def write(path: Path, how: Callable[[Path], object]) -> None:
-    """Write through `how` under a temporary name, then rename. Raises FedlibError when the disk is full."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    """Write through `how` under a temporary name, then rename. Raises FedlibError when the disk is full.
+
+    The temporary name is always the same, so that what a kill leaves is overwritten: the run's lock is held.
+    """
+    temporary = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         how(temporary)
@@ -48,22 +51,26 @@ def write_text(path: Path, text: str) -> None:
 
 
 def save_snapshot(path: Path, now: Snapshot) -> None:
-    """All tensors by name, with round and history as metadata: one file, one rename."""
+    """All tensors by name, with round and history as metadata: one file, one rename; equal runs give equal files.
+
+    The metadata is one entry, because safetensors writes several in any order.
+    """
     tensors = {f"server/{name}": tensor for name, tensor in now.server.weights.items()}
     for i, memory in enumerate(now.memories):
         tensors |= {f"client {i}/{name}": tensor for name, tensor in memory.items()}
-    about = {"round": str(now.server.round), "clients": str(len(now.memories)), "history": json.dumps(now.history)}
-    plain = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-    write(path, lambda to: save_file(plain, to, about))
+    about = {"round": now.server.round, "clients": len(now.memories), "history": now.history}
+    # Copies, because clients that never took part share their first tensors, which safetensors refuses.
+    plain = {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    write(path, lambda to: save_file(plain, to, {"fedlib": json.dumps(about)}))
 
 
 def load_snapshot(path: Path) -> Snapshot:
     """What save_snapshot wrote. Raises FedlibError for a damaged file."""
     try:
         with safe_open(path, "pt") as file:
-            about: Mapping[str, str] = file.metadata()
+            about = json.loads(file.metadata()["fedlib"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, TypeError, KeyError) as error:
         raise FedlibError(f"{path} is damaged ({error}); delete it and run again") from error
 
     def under(owner: str) -> State:
@@ -71,9 +78,8 @@ def load_snapshot(path: Path) -> Snapshot:
             name.removeprefix(owner + "/"): tensor for name, tensor in tensors.items() if name.startswith(owner + "/")
         }
 
-    memories = [under(f"client {i}") for i in range(int(about["clients"]))]
-    history = [Row(*row) for row in json.loads(about["history"])]
-    return Snapshot(Server(under("server"), int(about["round"])), memories, history)
+    memories = [under(f"client {i}") for i in range(about["clients"])]
+    return Snapshot(Server(under("server"), about["round"]), memories, [Row(*row) for row in about["history"]])
 
 
 def save_history(path: Path, history: list[Row]) -> None:
@@ -85,7 +91,7 @@ def save_history(path: Path, history: list[Row]) -> None:
 def load_history(path: Path) -> pd.DataFrame:
     """history.csv as a table. Raises FedlibError for a damaged file."""
     try:
-        frame = pd.read_csv(path, float_precision="round_trip")
+        frame = pd.read_csv(path)
         if list(frame.columns) != list(Row._fields):
             raise ValueError(f"columns {list(frame.columns)}")
         return frame

@@ -98,7 +98,7 @@ def interior_gain(final: pd.DataFrame, metric: str, column: str, end: float) -> 
             f"interior_gain: {seeds} seeds and {values} values of {column}; give at least two seeds, so that one can "
             "choose for another, and three values, so that one is interior"
         )
-    check_choice(f"interior_gain: end of {column}", end, [sweep.columns[0], sweep.columns[-1]])  # type: ignore[arg-type]
+    check_choice(f"interior_gain: end of {column}", end, [sweep.columns[0], sweep.columns[-1]])
     if sweep.isna().any(axis=None):
         row, place = np.argwhere(sweep.isna())[0]
         cell = f"seed {sweep.index[row]} has no {metric} at {column} {sweep.columns[place]}"

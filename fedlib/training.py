@@ -57,6 +57,7 @@ class Local:
         check_number("batch_size", self.batch_size, least=1, whole=True)
         check_number("momentum", self.momentum, least=0.0, below=1.0)
         check_number("weight_decay", self.weight_decay, least=0.0)
+        check_choice("crop", self.crop, (True, False))
         check_choice("precision", self.precision, ("float32", "bfloat16"))
 
     def count(self, samples: int) -> int:

@@ -3,7 +3,7 @@ import math
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedlib import summary
@@ -64,6 +64,7 @@ def test_last_counts_rounds():
         summary.final(TABLE, 0)
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.permutations(range(len(TABLE))), st.integers(1, 20))
 def test_the_order_of_rows_does_not_matter(order, last):
     def sorted_rows(table):
@@ -120,6 +121,7 @@ def test_differences_are_paired_by_seed():
     assert summary.paired(METHODS, "s@p", first, {"method": "FedDRM", "lam": 0.8}, "s@p[vote]") == [-1.0, 1.0]
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.permutations(range(len(METHODS))))
 def test_pairs_do_not_depend_on_the_order_of_rows(order):
     assert summary.paired(METHODS.iloc[order], "s@p", {"method": "FedDRM"}, {"method": "FedRep"}) == [10.0, 14.0]
@@ -176,6 +178,7 @@ def test_cross_fitting_does_not_flatter():
     assert sum(gains) == 0 and sum(best) / len(best) == 0.25
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.randoms())
 def test_a_sweep_may_come_in_any_order(random):
     table = sweep({seed: {0.1: seed, 0.5: 3, 0.8: 2 * seed, 0.95: 0} for seed in (2, 0, 1)})

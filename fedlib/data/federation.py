@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -69,8 +71,15 @@ class Federation:
         """All clients' test samples, each with its client's appearance, and the origin (client) of each."""
         images = torch.cat([client.test.images for client in self.clients])
         labels = torch.cat([client.test.labels for client in self.clients])
-        origin = torch.cat([torch.full((len(client.test),), client.index) for client in self.clients])
+        origin = torch.cat([torch.full_like(client.test.labels, client.index) for client in self.clients])
         return Samples(images, labels), origin
+
+    def skew(self) -> pd.DataFrame:
+        """One row a client: samples, classes held, distance to the pooled labels (see partition.skew_report)."""
+        held = [torch.cat([c.train.labels, c.validation.labels, c.test.labels]).cpu().numpy() for c in self.clients]
+        starts = np.cumsum([0, *map(len, held)])
+        parts = [np.arange(a, b) for a, b in pairwise(starts)]
+        return partitions.skew_report(np.concatenate(held), parts, len(self.classes))
 
     def to(self, device: torch.device) -> Federation:
         clients = tuple(
@@ -93,7 +102,10 @@ def subset(pool: Pool, samples: int | None, rng: np.random.Generator) -> Pool:
         raise FedlibError(
             f"samples: {samples} asked for, but data set {pool.name!r} holds {len(pool)}; give at most that"
         )
-    return pool.take(np.sort(rng.permutation(len(pool))[:samples]))
+    try:
+        return pool.take(np.sort(rng.permutation(len(pool))[:samples]))
+    except FedlibError as error:
+        raise FedlibError(f"samples: {samples} of {pool.name!r} leave a class without a sample; take more") from error
 
 
 def make_federation(

@@ -122,8 +122,9 @@ class Method:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            if "bounds" in item.metadata and getattr(self, item.name) is not None:
-                check_number(f"{type(self).__name__}.{item.name}", getattr(self, item.name), **item.metadata["bounds"])
+            value, optional = getattr(self, item.name), "None" in str(item.type)
+            if "bounds" in item.metadata and not (optional and value is None):
+                check_number(f"{type(self).__name__}.{item.name}", value, **item.metadata["bounds"])
 
     def check(self, rounds: int, local: Local) -> None:
         """Raise FedlibError if the hyper-parameters do not fit the experiment."""

@@ -1,0 +1,105 @@
+"""Tiny federations, runs and misbehaving methods for the tests of the core; importable by worker processes too."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlib.data.federation import Client, Federation, Samples
+from fedlib.engines import Engine, Serial
+from fedlib.experiment import Experiment, make_experiment
+from fedlib.methods.fedavg import FedAvg
+from fedlib.methods.method import Method, State, Task, Work
+from fedlib.rounds import Plan, Snapshot, federate
+from fedlib.runs import run
+from fedlib.training import Batch, Local, Terms
+
+SETTINGS: dict[str, Any] = {"samples": 240, "clients": 3, "rounds": 3, "lr": 0.05, "steps": 2, "crop": False}
+
+
+def federation(sizes: tuple[int, ...] = (40, 24, 33), side: int = 8, classes: int = 10, test: int = 9) -> Federation:
+    """Clients of random pixels and labels: `sizes` for training, `test` for testing each."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(count: int) -> Samples:
+        images = torch.randint(0, 256, (count, 3, side, side), generator=generator, dtype=torch.uint8)
+        return Samples(images, torch.randint(0, classes, (count,), generator=generator))
+
+    clients = tuple(Client(i, draw(size), draw(0), draw(test)) for i, size in enumerate(sizes))
+    return Federation("random", clients, tuple(map(str, range(classes))), (3, side, side), ())
+
+
+def task(fed: Federation, rounds: int = 3, model: str = "small_cnn") -> Task:
+    return Task({"name": model}, fed.shape, len(fed.classes), fed.sizes, rounds, seed=0)
+
+
+def train(
+    method: Method,
+    fed: Federation,
+    plan: Plan,
+    local: Local,
+    engine: Engine | None = None,
+    after_round: Callable[[Snapshot], None] | None = None,
+    model: str = "small_cnn",
+) -> Snapshot:
+    """All rounds, in this process unless another engine is given."""
+    engine = engine or Serial()
+    return federate(method, fed, task(fed, plan.rounds, model), local, plan, engine, after_round=after_round)
+
+
+def experiment(method: Method | None = None, **settings: Any) -> Experiment:
+    """A run of about a tenth of a second on `digits`."""
+    return make_experiment(method or FedAvg(), **SETTINGS | settings)
+
+
+def same(one: State, other: State) -> bool:
+    """Whether two states are equal bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def same_snapshots(one: Snapshot, other: Snapshot) -> bool:
+    """Whether weights, memories and history are equal bit for bit."""
+    memories = len(one.memories) == len(other.memories) and all(map(same, one.memories, other.memories))
+    return memories and same(one.server.weights, other.server.weights) and one.history == other.history
+
+
+@dataclass(frozen=True)
+class Breaks(Method):
+    """FedAvg whose client 1 raises an error in round 2."""
+
+    def loss(self, model: torch.nn.Module, batch: Batch, work: Work) -> Terms:
+        if (work.round, work.client) == (2, 1):
+            raise IndexError("out of cheese")
+        return super().loss(model, batch, work)
+
+
+@dataclass(frozen=True)
+class Explodes(Method):
+    """FedAvg whose client 1 meets a loss that is no number at the end of a pass, from round `at` on."""
+
+    at: int = 3
+
+    def loss(self, model: torch.nn.Module, batch: Batch, work: Work) -> Terms:
+        terms = super().loss(model, batch, work)
+        ends = len(batch.y) < work.local.batch_size
+        if ends and work.client == 1 and work.round >= self.at:
+            terms["total"] = terms["total"] * float("nan")
+        return terms
+
+
+def run_in(folder: str, events: str, asked: Experiment) -> None:
+    """What a separate process does: train with a checkpoint after every round, kept in `folder`."""
+    os.environ["FEDLIB_RUNS"] = folder
+    run(asked, checkpoint_seconds=0, events=events)
+
+
+def rounds_told(events: Path) -> list[int]:
+    """The rounds that an events file reports, in its order."""
+    lines = events.read_text(encoding="utf-8").splitlines() if events.is_file() else []
+    return [event["round"] for event in map(json.loads, lines) if event["event"] == "round"]
