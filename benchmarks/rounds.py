@@ -3,8 +3,8 @@
 The reference workload is the CNN of McMahan et al. (AISTATS 2017) on 28x28 images, 100 clients of 600, batches of 32,
 one epoch a round. Images here have three channels, as all of this collection's data; their pixels are random.
 
-    python benchmarks/rounds.py            about three minutes
-    python benchmarks/rounds.py --quick    half a minute, ten clients
+    python benchmarks/rounds.py            a quarter of an hour on a slow core
+    python benchmarks/rounds.py --quick    four clients, one or two minutes
 
 Each ratio is the median over pairs of measurements that alternate, so that a machine's other work hits both alike.
 """
@@ -52,7 +52,7 @@ def federated(site: Site, engine: Engine) -> Iterator[Callable[[], object]]:
     now = Snapshot(server, memories)
     cohort = list(range(site.task.clients))
     try:
-        step(site, model, now, engine, cohort, LR)  # starts the workers, warms up the kernels
+        step(site, model, now, engine, cohort[:4], LR)  # starts the workers, warms up the kernels
         yield lambda: step(site, model, now, engine, cohort, LR)
     finally:
         engine.close()
@@ -120,7 +120,7 @@ def peak() -> float:
 
 
 def growth(few: int, many: int) -> tuple[float, str]:
-    """MiB of peak memory that each further client adds to a round, beyond its own images."""
+    """MiB of peak memory that each further client adds to a round of one step, beyond its own images."""
     short = replace(LOCAL, steps=1, epochs=None)
     peaks = []
     for clients in (few, many):
@@ -137,16 +137,16 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100, help="clients of the overhead and memory measurements")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of rounds that each ratio is the median of")
     parser.add_argument("--jobs", type=int, default=2, help="below 2: leave out the measurements on worker processes")
-    parser.add_argument("--quick", action="store_true", help="ten clients")
+    parser.add_argument("--quick", action="store_true", help="four clients")
     given = parser.parse_args()
-    clients = min(given.clients, 10) if given.quick else given.clients
+    clients = min(given.clients, 4) if given.quick else given.clients
     pairs, some = given.rounds, min(clients, 12)
 
     def show(name: str, unit: str, measured: tuple[float, str]) -> None:
         print(f"{name:<46}{measured[0]:7.2f} {unit:<5} ({measured[1]})", flush=True)
 
     with one_thread():
-        show(f"memory a client adds to a round ({clients} clients)", "MiB", growth(max(1, clients // 5), clients))
+        show("memory that a client adds to a round", "MiB", growth(20, 100))
         show(f"overhead over the bare loop ({clients} clients)", "x", overhead(clients, pairs))
         if given.jobs >= 2:
             show(f"two workers over one ({some} clients)", "x", speed_up(some, pairs, Processes(1)))
