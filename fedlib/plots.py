@@ -163,7 +163,7 @@ def sweep(
         axes = grid[0, 0 if together else place]
         line, dots = found[found["metric"] == metric], rows[rows["metric"] == metric]
         errors = (line["high"] - line["mean"]).fillna(0)
-        axes.errorbar(line[x], line["mean"], errors, color=colour, marker="o", capsize=3, label=_label(metrics, metric))
+        axes.errorbar(line[x], line["mean"], errors, color=colour, marker="o", capsize=3, label=_name(metrics, metric))
         beside_it = offset_copy(axes.transData, figure, x=6, units="points")
         axes.scatter(dots[x], dots["value"], color=colour, alpha=0.5, s=14, linewidth=0, transform=beside_it)
         axes.margins(x=0.09)
@@ -331,9 +331,12 @@ def _hues(values: pd.Series) -> dict[Any, Any]:
     return dict(zip(distinct, colours(len(distinct)), strict=True))
 
 
+def _name(metrics: Metrics, metric: str) -> str:
+    return metrics[metric] if isinstance(metrics, Mapping) else metric
+
+
 def _label(metrics: Metrics, metric: str) -> str:
-    name = metrics[metric] if isinstance(metrics, Mapping) else metric
-    return f"{name} (%)" if "@" in metric else name
+    return f"{_name(metrics, metric)} (%)" if "@" in metric else _name(metrics, metric)
 
 
 def _over(n: pd.Series) -> str:

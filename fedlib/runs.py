@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,11 @@ def _raise_first(failed: Sequence[tuple[Experiment, BaseException]], total: int)
     if not failed:
         return
     experiment, error = failed[0]
+    if isinstance(error, BrokenProcessPool):
+        raise FedlibError(
+            "a worker process died: either memory ran out (give fewer jobs), or run_all is called by a script outside "
+            'of `if __name__ == "__main__":`, which each worker process runs again; what was trained is kept'
+        ) from error
     if not isinstance(error, FedlibError):
         raise error
     others = f"; {len(failed)} of {total} runs failed, the others are kept" if total > 1 else ""

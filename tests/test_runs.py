@@ -137,9 +137,12 @@ LONG = {"rounds": 30, "steps": 6, "evaluate_every": 5, "participation": 0.7, "cr
 def test_killed_at_any_moment_and_resumed_is_never_killed(folder: Path, monkeypatch: pytest.MonkeyPatch):
     asked, events = tiny.experiment(FedDRM(), **LONG), folder.parent / "events.jsonl"
     began = [stop_after(t, signal.SIGKILL, asked, folder, events) for t in (1, 4, 8)]
-    assert began[0] == 1 < began[1] < began[2]
+    # Round t is told before it is saved: what was told before it, is.
+    assert began[0] == 1 <= began[1] and began[2] >= 4
     (folder / asked.key() / ".history.csv.part").write_text("what a kill may leave")
+    told = len(tiny.rounds_told(events))
     result = run(asked, events=events)
+    assert tiny.rounds_told(events)[told] >= 8
     assert kept(result) == never_interrupted(asked, monkeypatch, folder.parent)
     assert not [path.name for path in result.folder.iterdir() if path.name.startswith((".", "checkpoint"))]
 
@@ -147,7 +150,7 @@ def test_killed_at_any_moment_and_resumed_is_never_killed(folder: Path, monkeypa
 def test_ctrl_c_leaves_a_resumable_state(folder: Path, monkeypatch: pytest.MonkeyPatch):
     asked, events = tiny.experiment(FedPer(), **LONG), folder.parent / "events.jsonl"
     assert stop_after(3, signal.SIGINT, asked, folder, events) == 1
-    assert store.load_snapshot(folder / asked.key() / "checkpoint.safetensors").server.round >= 3
+    assert store.load_snapshot(folder / asked.key() / "checkpoint.safetensors").server.round >= 2
     assert "goes on from a checkpoint" in why([asked])[0]
     assert kept(run(asked)) == never_interrupted(asked, monkeypatch, folder.parent)
 
