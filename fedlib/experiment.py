@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from fedlib import models
-from fedlib.analysis import check_probes, probe_modules
 from fedlib.checks import FedlibError, check_keys, check_number
 from fedlib.data import partition as partitions
 from fedlib.data import shift as shifts
@@ -21,6 +20,7 @@ from fedlib.data import vision
 from fedlib.data.federation import Federation, make_federation
 from fedlib.data.pool import Pool
 from fedlib.methods.method import Method, Task
+from fedlib.probes import check_probes, probe_modules
 from fedlib.rounds import Plan
 from fedlib.sources import fingerprints
 from fedlib.training import Local
@@ -34,7 +34,7 @@ class Experiment:
     clients, partition, shift: m, and the specs of data.partition and data.shift.
     test_share, validation_share: of each client's samples; validation is taken from the training part.
     model: the spec of models.build. local, plan: what happens within and between rounds.
-    probes: names of extra measurements (analysis.PROBES) at every evaluated round.
+    probes: names of extra measurements (probes.PROBES) at every evaluated round.
     seed: of the partition, the initial network, the cohorts and the mini-batches.
     """
 

@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 from filelock import FileLock
 
-from fedlib import analysis, store
+from fedlib import probes, store
 from fedlib.checks import FedlibError, check_number
 from fedlib.engines import Processes, Serial, one_thread, worker_pool
 from fedlib.experiment import Experiment, device, key_of
@@ -120,7 +120,7 @@ def _train(
 
     engine = Processes(jobs) if jobs > 1 and device().type == "cpu" else Serial()
     try:
-        task, extra = experiment.task(federation), analysis.probes(experiment.probes)
+        task, extra = experiment.task(federation), probes.load(experiment.probes)
         now = federate(
             experiment.method, federation, task, experiment.local, experiment.plan, engine, resume, after_round, extra
         )
