@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+from IPython.display import HTML
 from scipy import stats
 
 from fedlib.checks import FedlibError, check_choice, check_number
@@ -54,7 +55,7 @@ class Verdict:
     note: str = ""
 
     def _repr_html_(self) -> str:
-        return to_frame([self]).to_html(index=False)
+        return str(show([self]).data)
 
 
 def paired(claim: Claim, effects: Sequence[float]) -> Verdict:
@@ -113,6 +114,12 @@ def to_frame(verdicts: Sequence[Verdict]) -> pd.DataFrame:
         for v in verdicts
     ]
     return pd.DataFrame(rows, columns=columns)
+
+
+def show(verdicts: Sequence[Verdict]) -> HTML:
+    """The same for a notebook: statements in full, numbers to two places."""
+    with pd.option_context("display.max_colwidth", None):
+        return HTML(to_frame(verdicts).to_html(index=False, float_format="{:.2f}".format, na_rep=""))
 
 
 def _interval(claim: Claim, effects: Sequence[float]) -> tuple[float, float, float, int]:

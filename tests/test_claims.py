@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlib.checks import FedlibError
-from fedlib.claims import Claim, Verdict, all_of, exact, paired, to_frame, within
+from fedlib.claims import Claim, Verdict, all_of, exact, paired, show, to_frame, within
 
 CLAIM = Claim("A2", "router accuracy falls as λ grows", threshold=0.0)
 T_975 = {3: 4.302653, 5: 2.776445}  # Student's t, two and four degrees of freedom, from any table
@@ -145,3 +145,9 @@ def test_the_table_has_one_row_a_verdict():
 def test_an_unknown_direction_is_refused():
     with pytest.raises(FedlibError, match="claim A2: direction: '>=' is unknown"):
         Claim("A2", "", direction=">=")
+
+
+def test_a_notebook_shows_the_whole_statement() -> None:
+    """pandas would cut a text of more than fifty characters."""
+    claim = Claim("A0", "a statement " * 20)
+    assert claim.statement in str(show([paired(claim, [1.0, 2.0, 3.0])]).data)
