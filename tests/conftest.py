@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell without job control starts background jobs deaf to Ctrl-C, and they pass it on to all their children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Project:

@@ -149,5 +149,5 @@ def test_an_unknown_direction_is_refused():
 
 def test_a_notebook_shows_the_whole_statement() -> None:
     """pandas would cut a text of more than fifty characters."""
-    claim = Claim("A0", "a statement " * 20)
+    claim = Claim("A0", " ".join(["a statement"] * 20))
     assert claim.statement in str(show([paired(claim, [1.0, 2.0, 3.0])]).data)
