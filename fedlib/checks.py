@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 
@@ -65,3 +66,11 @@ def check_keys(where: str, given: Mapping[str, Any], valid: Iterable[str]) -> No
     for key in given:
         if key not in options:
             raise FedlibError(f"{where}: unknown key {key!r}; {nearest(key, options)}")
+
+
+def whole_as_float(described: Any) -> None:
+    """In a frozen dataclass, 1 becomes 1.0 where a float is declared: equal descriptions then have equal keys."""
+    for item in fields(described):
+        value = getattr(described, item.name)
+        if "float" in str(item.type) and type(value) is int:
+            object.__setattr__(described, item.name, float(value))

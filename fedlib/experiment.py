@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fedlib import models
-from fedlib.checks import FedlibError, check_keys, check_number
+from fedlib.checks import FedlibError, check_keys, check_number, whole_as_float
 from fedlib.data import partition as partitions
 from fedlib.data import shift as shifts
 from fedlib.data import vision
@@ -72,6 +72,9 @@ class Experiment:
         shifts.check_spec(self.shift)
         models.check_spec(self.model)
         check_probes(self.probes)
+        for t in range(1, self.plan.rounds + 1):
+            self.plan.present(self.clients, t)
+        whole_as_float(self)
         self.method.check(self.plan.rounds, self.local)
 
     def description(self) -> dict[str, Any]:
@@ -107,7 +110,7 @@ class Experiment:
         """Fingerprints of the modules that decide this run's result."""
         rooms = ["fedlib.rounds", models.module_of(self.model), *probe_modules(self.probes)]
         own = [cls.__module__ for cls in type(self.method).__mro__]
-        return fingerprints([*rooms, *own, "fedlib.data.vision", "fedlib.data.federation"])
+        return fingerprints([*rooms, *own, "fedlib.data.federation"])
 
     def parts(self) -> dict[str, Any]:
         """Everything that the key is the hash of."""

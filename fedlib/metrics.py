@@ -4,8 +4,9 @@ personal@local   a client's own model on its own test samples; one value a clien
                  (the FedDRM paper's average accuracy), the plain mean, and worst@local
 global@local     the one global model on each client's test samples, weighted by n_i / n
 global@pooled    the one global model on all clients' test samples
-system@pooled    queries of unknown origin: routed or voted, then predicted, on all clients' test samples
-router@pooled    sum_i (n_i / n) P(sent to i | from i)
+system@pooled    queries of unknown origin: routed or voted, then predicted, on all clients' test samples; also one
+                 value a client, on the queries that come from it
+router@pooled    sum_i (n_i / n) P(sent to i | from i), and its terms, one value a client
 In square brackets: the variant, e.g. system@pooled[posterior router].
 """
 
@@ -58,6 +59,17 @@ class Crowd:
         self.shares = torch.tensor(federation.shares, dtype=torch.float32, device=self.samples.labels.device)
 
     @cached_property
+    def states(self) -> list[State]:
+        """The weights that each client predicts with; tensors that clients have in common are the same objects."""
+        return [self.method.personal_model(self.server, i, memory) for i, memory in enumerate(self.memories)]
+
+    @cached_property
+    def _own(self) -> set[str]:
+        """The names of the tensors that are not the same for all clients."""
+        first = self.states[0]
+        return {name for name in first if any(state[name] is not first[name] for state in self.states)}
+
+    @cached_property
     def _views(self) -> list[Tensor]:
         """The queries as uint8 chunks, or as cropped floats."""
         chunks = list(self.samples.images.split(CHUNK))
@@ -77,7 +89,7 @@ class Crowd:
         embeddings: list[Tensor] = []
         hook = self.model.head.register_forward_pre_hook(lambda _, x: embeddings.append(x[0]))  # type: ignore[union-attr]
         try:
-            self._forward(self.method.personal_model(self.server, self.memories[0]), outputs.append)
+            self._forward(self.states[0], outputs.append)
         finally:
             hook.remove()
         if isinstance(outputs[0], tuple):
@@ -90,14 +102,13 @@ class Crowd:
 
     @cached_property
     def _logits(self) -> Tensor:
-        if not any(self.memories):
+        if not self._own:
             logits = self.method.class_logits(self.outputs())
-            return logits.expand(len(self.memories), *logits.shape)
-        if all(set(memory) == {"head.weight", "head.bias"} for memory in self.memories):
+            return logits.expand(len(self.states), *logits.shape)
+        if self._own <= {"head.weight", "head.bias"}:
             embedding = self._shared_pass[1]
-            return torch.stack([F.linear(embedding, own["head.weight"], own["head.bias"]) for own in self.memories])
-        states = [self.method.personal_model(self.server, memory) for memory in self.memories]
-        return torch.stack([self._logits_under(state) for state in states])
+            return torch.stack([F.linear(embedding, own["head.weight"], own["head.bias"]) for own in self.states])
+        return torch.stack([self._logits_under(state) for state in self.states])
 
     def _logits_under(self, state: State) -> Tensor:
         chunks: list[Tensor] = []
@@ -115,7 +126,8 @@ class Crowd:
         """(N, K) of the one global model, or None where the server holds only a part of a network."""
         if set(self.server.weights) != set(self.model.state_dict()):
             return None
-        if not any(self.memories):
+        theta = self.server.weights
+        if not self._own and all(tensor is theta[name] for name, tensor in self.states[0].items()):
             return self.logits()[0]
         return self._logits_under(self.server.weights)
 
@@ -149,4 +161,9 @@ def evaluate(crowd: Crowd, moment: str) -> list[Row]:
             add(f"system@pooled{suffix}", (answer.labels == truth).float().mean())
             if answer.origin is not None:
                 add(f"router@pooled{suffix}", shares @ per_client(answer.origin == origin))
+        for i, accuracy in enumerate(per_client(answer.labels == truth)):
+            add(f"system@pooled[{rule}]", accuracy, i)
+        if answer.origin is not None:
+            for i, accuracy in enumerate(per_client(answer.origin == origin)):
+                add(f"router@pooled[{rule}]", accuracy, i)
     return rows

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import nn
 
-from fedlib.checks import FedlibError, check_choice, check_number
+from fedlib.checks import FedlibError, check_choice, check_number, whole_as_float
 from fedlib.data.federation import Federation
 from fedlib.engines import Assignment, Engine, Site, one_thread
 from fedlib.methods.method import Method, Server, State, Task, Upload, initial_state
@@ -25,14 +26,17 @@ class Plan:
     """The rounds of one run.
 
     rounds: T. lr, schedule: "cosine" is lr_t = lr (1 + cos(pi (t - 1) / T)) / 2, constant within a round.
-    participation: share of the clients that take part in a round. evaluate_every: in rounds; evaluate_last: each of
-    the last so many rounds is evaluated too.
+    participation: share of the clients present that take part in a round. joins, leaves: {client: its first, its last
+    round}; a client that is not named is present throughout. evaluate_every: in rounds; evaluate_last: each of the
+    last so many rounds is evaluated too.
     """
 
     rounds: int
     lr: float
     schedule: str = "cosine"
     participation: float = 1.0
+    joins: Mapping[int, int] = field(default_factory=dict)
+    leaves: Mapping[int, int] = field(default_factory=dict)
     evaluate_every: int = 10
     evaluate_last: int = 1
 
@@ -43,6 +47,11 @@ class Plan:
         check_number("participation", self.participation, above=0.0, most=1.0)
         check_number("evaluate_every", self.evaluate_every, least=1, whole=True)
         check_number("evaluate_last", self.evaluate_last, least=1, most=self.rounds, whole=True)
+        for name in ("joins", "leaves"):
+            for client, at in getattr(self, name).items():
+                check_number(f"{name}: client", client, least=0, whole=True)
+                check_number(f"{name}: round of client {client}", at, least=1, most=self.rounds, whole=True)
+        whole_as_float(self)
 
     def rate(self, round: int) -> float:
         """lr_t for t = 1 … T."""
@@ -51,6 +60,15 @@ class Plan:
             if self.schedule == "constant"
             else 0.5 * self.lr * (1 + math.cos(math.pi * (round - 1) / self.rounds))
         )
+
+    def present(self, clients: int, round: int) -> list[int]:
+        """The clients that have joined and not left. Raises FedlibError if there is none, or a name is unknown."""
+        for client in (*self.joins, *self.leaves):
+            check_number("joins and leaves: client", client, most=clients - 1)
+        there = [i for i in range(clients) if self.joins.get(i, 1) <= round <= self.leaves.get(i, self.rounds)]
+        if not there:
+            raise FedlibError(f"joins and leaves: no client is present in round {round}; let one join earlier")
+        return there
 
     def due(self, round: int) -> bool:
         """Whether this round is evaluated."""
@@ -71,15 +89,19 @@ class Snapshot:
         def moved(state: State) -> State:
             return {name: tensor.to(device) for name, tensor in state.items()}
 
-        server = replace(self.server, weights=moved(self.server.weights))
+        server = replace(self.server, weights=moved(self.server.weights), memory=moved(self.server.memory))
         return Snapshot(server, [moved(memory) for memory in self.memories], self.history)
 
 
 def cohorts(seed: int, clients: int, plan: Plan) -> list[list[int]]:
     """Who takes part in each round, drawn before the first one: all methods meet the same cohorts."""
-    count = max(1, round(plan.participation * clients))
     stream = numpy_stream(seed, "cohorts")
-    return [sorted(stream.permutation(clients)[:count].tolist()) for _ in range(plan.rounds)]
+    drawn = []
+    for t in range(1, plan.rounds + 1):
+        there = np.array(plan.present(clients, t))
+        count = max(1, round(plan.participation * len(there)))
+        drawn.append(sorted(there[stream.permutation(len(there))[:count]].tolist()))
+    return drawn
 
 
 def federate(
@@ -128,7 +150,7 @@ def step(site: Site, model: nn.Module, now: Snapshot, engine: Engine, cohort: li
         for upload in uploads:
             now.memories[upload.client] = upload.memory
             losses.append((upload.samples, upload.losses))
-            up += size(upload.weights)
+            up += size(upload.weights) + size(upload.extra)
             yield upload
 
     now.server = site.method.aggregate(now.server, received(engine.map(site, model, given())))

@@ -56,6 +56,7 @@ def save_snapshot(path: Path, now: Snapshot) -> None:
     The metadata is one entry, because safetensors writes several in any order.
     """
     tensors = {f"server/{name}": tensor for name, tensor in now.server.weights.items()}
+    tensors |= {f"server memory/{name}": tensor for name, tensor in now.server.memory.items()}
     for i, memory in enumerate(now.memories):
         tensors |= {f"client {i}/{name}": tensor for name, tensor in memory.items()}
     about = {"round": now.server.round, "clients": len(now.memories), "history": now.history}
@@ -79,7 +80,8 @@ def load_snapshot(path: Path) -> Snapshot:
         }
 
     memories = [under(f"client {i}") for i in range(about["clients"])]
-    return Snapshot(Server(under("server"), about["round"]), memories, [Row(*row) for row in about["history"]])
+    server = Server(under("server"), about["round"], under("server memory"))
+    return Snapshot(server, memories, [Row(*row) for row in about["history"]])
 
 
 def save_history(path: Path, history: list[Row]) -> None:

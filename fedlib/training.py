@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedlib.checks import FedlibError, check_choice, check_number
+from fedlib.checks import FedlibError, check_choice, check_number, whole_as_float
 from fedlib.data.federation import Samples
 from fedlib.data.shift import random_resized_crop
 
 Terms = dict[str, Tensor]
+Gradient = Callable[[Callable[[], Terms], Sequence[nn.Parameter]], Terms]
 
 
 class Batch(NamedTuple):
@@ -59,6 +60,7 @@ class Local:
         check_number("weight_decay", self.weight_decay, least=0.0)
         check_choice("crop", self.crop, (True, False))
         check_choice("precision", self.precision, ("float32", "bfloat16"))
+        whole_as_float(self)
 
     def count(self, samples: int) -> int:
         """Mini-batches in one round for a client with so many samples."""
@@ -108,28 +110,40 @@ def only(model: nn.Module, names: Callable[[str], bool]) -> Iterator[list[nn.Par
         model.requires_grad_(True)
 
 
+def backward(loss: Callable[[], Terms], parameters: Sequence[nn.Parameter]) -> Terms:
+    """The loss terms at w; the gradient of "total" is left in the parameters."""
+    terms = loss()
+    terms["total"].backward()
+    return terms
+
+
 def sgd(
     model: nn.Module,
     data: Iterable[Batch],
     loss: Callable[[Batch], Terms],
-    parameters: Iterable[nn.Parameter],
+    parameters: Sequence[nn.Parameter],
     local: Local,
     lr: float,
+    gradient: Gradient = backward,
 ) -> dict[str, float]:
     """w <- w - lr * v,  v <- momentum * v + grad(total) + weight_decay * w, one step a batch.
 
-    `loss` returns named terms, of which "total" is minimised. Returns the mean of each term over the steps. Raises
-    NotFinite, naming the step, after the last one: looking at each loss as it comes would stall a GPU.
+    `loss` returns named terms, of which "total" is minimised; `gradient` says at which point (see backward). Returns
+    the mean of each term over the steps. Raises NotFinite, naming the step, after the last one: looking at each loss
+    as it comes would stall a GPU.
     """
     model.train()
     optimiser = torch.optim.SGD(parameters, lr, local.momentum, weight_decay=local.weight_decay, fused=True)
     record: dict[str, list[Tensor]] = {}
     device = next(model.parameters()).device.type
     for batch in data:
-        with torch.autocast(device, torch.bfloat16, enabled=local.precision == "bfloat16"):
-            terms = loss(batch)
+
+        def terms_of(batch: Batch = batch) -> Terms:
+            with torch.autocast(device, torch.bfloat16, enabled=local.precision == "bfloat16"):
+                return loss(batch)
+
         optimiser.zero_grad()
-        terms["total"].backward()
+        terms = gradient(terms_of, parameters)
         optimiser.step()
         for name, value in terms.items():
             record.setdefault(name, []).append(value.detach())

@@ -55,8 +55,8 @@ def test_the_crowd_s_short_cuts_equal_a_full_pass_of_every_client(method: Method
     fed = tiny.federation()
     got, _ = met(method, fed, Plan(2, 0.05, participation=participation))
     images = prepare(fed.pooled_test()[0].images)
-    for memory, logits in zip(got.memories, got.logits(), strict=True):
-        got.model.load_state_dict(method.personal_model(got.server, memory))
+    for i, (memory, logits) in enumerate(zip(got.memories, got.logits(), strict=True)):
+        got.model.load_state_dict(method.personal_model(got.server, i, memory))
         with torch.no_grad():
             torch.testing.assert_close(logits, method.class_logits(got.model(images)), rtol=1e-5, atol=1e-5)
 
@@ -111,6 +111,12 @@ def test_every_metric_by_hand():
         ("router@pooled[first]", -1): (pytest.approx(0.2 * 2 / 3 + 0.8), "after_local"),
         ("router@pooled", -1): (pytest.approx(0.2 * 2 / 3 + 0.8), "after_local"),
         ("system@pooled[second]", -1): (0.5, "after_local"),
+        ("system@pooled[first]", 0): (two_thirds, "after_local"),
+        ("system@pooled[first]", 1): (1.0, "after_local"),
+        ("system@pooled[second]", 0): (two_thirds, "after_local"),
+        ("system@pooled[second]", 1): (0.0, "after_local"),
+        ("router@pooled[first]", 0): (two_thirds, "after_local"),
+        ("router@pooled[first]", 1): (1.0, "after_local"),
     }
 
 

@@ -27,7 +27,7 @@ def federation(counts):
         images[0] = index + 1
         train = Samples(images, labels)
         clients.append(Client(index, train, Samples(images[:0], labels[:0]), Samples(images[:1], labels[:1])))
-    return Federation("toy", tuple(clients), ("cat", "dog", "elk"), (3, 4, 4), parts=())
+    return Federation("toy", tuple(clients), ("cat", "dog", "elk"), (3, 4, 4))
 
 
 def final(values, metric="system@pooled", column="lam"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import pytest
 import tiny
+import torch
 
 from fedlib.checks import FedlibError
 from fedlib.data.federation import Client
@@ -13,8 +15,9 @@ from fedlib.engines import ClientError
 from fedlib.methods.fedavg import FedAvg
 from fedlib.methods.feddrm import FedDRM
 from fedlib.methods.fedper import FedPer
-from fedlib.methods.method import Answer, Method
-from fedlib.rounds import Plan, Snapshot, cohorts
+from fedlib.methods.method import Answer, Method, Server, Upload, Work
+from fedlib.rounds import Plan, Snapshot, cohorts, size
+from fedlib.store import load_snapshot, save_snapshot
 from fedlib.training import Local
 
 LOCAL = Local(steps=1, batch_size=16, crop=False)
@@ -130,3 +133,47 @@ def test_a_wrong_plan_is_refused(settings: dict, message: str):
     with pytest.raises(FedlibError) as caught:
         Plan(**{"rounds": 3, "lr": 0.1} | settings)
     assert message in str(caught.value)
+
+
+def test_clients_join_and_leave():
+    plan = Plan(4, 0.05, joins={2: 3}, leaves={0: 2})
+    assert cohorts(0, 3, plan) == [[0, 1], [0, 1], [1, 2], [1, 2]]
+    half = cohorts(0, 5, Plan(6, 0.05, participation=0.5, joins={4: 4}))
+    assert [len(cohort) for cohort in half] == [2] * 6 and not any(4 in cohort for cohort in half[:3])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"joins": {3: 2}}, "joins and leaves: client: 3 is out of range; give a number at most 2"),
+        ({"joins": {1: 9}}, "joins: round of client 1: 9 is out of range"),
+        ({"leaves": {"a": 2}}, "leaves: client: 'a' is str, not a whole number"),
+        ({"joins": {0: 2, 1: 2, 2: 2}}, "no client is present in round 1; let one join earlier"),
+    ],
+)
+def test_wrong_joins_and_leaves_are_refused_before_any_training(settings: dict, message: str):
+    with pytest.raises(FedlibError, match=message):
+        tiny.experiment(clients=3, rounds=4, **settings)
+
+
+@dataclass(frozen=True)
+class Counts(Method):
+    """FedAvg whose server counts its uploads in a memory of its own, from an extra that each client sends."""
+
+    def upload(self, work: Work, losses: dict[str, float]) -> Upload:
+        return replace(super().upload(work, losses), extra={"one": torch.ones(1)})
+
+    def aggregate(self, server: Server, uploads: Iterable[Upload]) -> Server:
+        arrived = list(uploads)
+        seen = server.memory.get("seen", torch.zeros(1)) + sum(upload.extra["one"] for upload in arrived)
+        return replace(super().aggregate(server, arrived), memory={"seen": seen})
+
+
+def test_a_server_s_own_memory_goes_from_round_to_round_and_extras_are_counted(tmp_path):
+    now = tiny.train(Counts(), tiny.federation(), Plan(3, 0.05), LOCAL)
+    assert now.server.memory["seen"].item() == 9
+    up = next(row.value for row in now.history if row.metric == "bytes_up")
+    assert up == 3 * (size(now.server.weights) + 4)
+    save_snapshot(tmp_path / "a.safetensors", now)
+    again = load_snapshot(tmp_path / "a.safetensors")
+    assert tiny.same(again.server.memory, now.server.memory) and tiny.same_snapshots(again, now)

@@ -32,7 +32,7 @@ def federation(sizes: tuple[int, ...] = (40, 24, 33), side: int = 8, classes: in
         return Samples(images, torch.randint(0, classes, (count,), generator=generator))
 
     clients = tuple(Client(i, draw(size), draw(0), draw(test)) for i, size in enumerate(sizes))
-    return Federation("random", clients, tuple(map(str, range(classes))), (3, side, side), ())
+    return Federation("random", clients, tuple(map(str, range(classes))), (3, side, side))
 
 
 def task(fed: Federation, rounds: int = 3, model: str = "small_cnn") -> Task:

@@ -56,8 +56,8 @@ def drift(crowd: Crowd, federation: Federation) -> list[Row]:
         )
     model.eval()
     per_client = []
-    for client, memory in zip(federation.clients, crowd.memories, strict=True):
-        model.load_state_dict(crowd.method.personal_model(crowd.server, memory))
+    for client, state in zip(federation.clients, crowd.states, strict=True):
+        model.load_state_dict(state)
         per_client.append(branch_gradients(model, client))
     t, rows, relative = crowd.server.round, [], {}
     for name in per_client[0]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -45,16 +45,12 @@ class Client:
 
 @dataclass(frozen=True)
 class Federation:
-    """m clients over the same classes.
-
-    parts: for each client, the indices into the pool that it holds (train, validation and test together).
-    """
+    """m clients over the same classes."""
 
     name: str
     clients: tuple[Client, ...]
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
-    parts: tuple[np.ndarray, ...] = field(repr=False)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -85,7 +81,7 @@ class Federation:
         clients = tuple(
             Client(c.index, c.train.to(device), c.validation.to(device), c.test.to(device)) for c in self.clients
         )
-        return Federation(self.name, clients, self.classes, self.shape, self.parts)
+        return Federation(self.name, clients, self.classes, self.shape)
 
 
 def _samples(pool: Pool, index: np.ndarray, look: shifts.Appearance) -> Samples:
@@ -124,7 +120,9 @@ def make_federation(
     colour operations act on single pixels, so they are applied once here, before the random crop of training.
     """
     pool = subset(pool, samples, numpy_stream(seed, "subset"))
-    parts = partitions.partition(partition, pool.partition_labels, clients, numpy_stream(seed, "partition"))
+    parts = partitions.partition(
+        partition, pool.partition_labels, clients, numpy_stream(seed, "partition"), pool.domains
+    )
     members = []
     for i, index in enumerate(parts):
         try:
@@ -138,4 +136,4 @@ def make_federation(
         look = shifts.appearance(shift, i)
         members.append(Client(i, *(_samples(pool, part, look) for part in (train, validation, test))))
     shape = pool.images.shape[1:]
-    return Federation(pool.name, tuple(members), pool.classes, (shape[0], shape[1], shape[2]), tuple(parts))
+    return Federation(pool.name, tuple(members), pool.classes, (shape[0], shape[1], shape[2]))

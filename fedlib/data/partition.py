@@ -181,12 +181,22 @@ def quantity(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: 
     return [np.sort(part) for part in np.split(rng.permutation(len(labels)), cuts[:-1])]
 
 
+def by_source(domains: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
+    """Client i holds all samples of domain i: one client a hospital, a camera, a writer. No randomness."""
+    if clients != domains.max() + 1:
+        raise FedlibError(
+            f"partition 'by_source': {clients} clients for {domains.max() + 1} domains; give as many clients as domains"
+        )
+    return [np.flatnonzero(domains == i) for i in range(clients)]
+
+
 PARTITIONS: dict[str, Callable[..., Parts]] = {
     "iid": iid,
     "dirichlet": dirichlet,
     "shards": shards,
     "pathological": pathological,
     "quantity": quantity,
+    "by_source": by_source,
 }
 
 
@@ -196,10 +206,23 @@ def check_spec(spec: Mapping[str, Any]) -> None:
     _check_settings(spec["name"], settings)
 
 
-def partition(spec: Mapping[str, Any], labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
-    """The partition that `spec` describes: {"name": a key of PARTITIONS, and that function's own settings}."""
+def partition(
+    spec: Mapping[str, Any],
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    domains: np.ndarray | None = None,
+) -> Parts:
+    """The partition that `spec` describes: {"name": a key of PARTITIONS, and that function's own settings}.
+
+    domains: int64 (N,), for partitions that go by them; None where the data set has none.
+    """
     function, settings = resolve("partition", PARTITIONS, spec, supplied=3)
-    return function(labels, clients, rng, **settings)
+    if function is not by_source:
+        return function(labels, clients, rng, **settings)
+    if domains is None:
+        raise FedlibError("partition 'by_source': this data set has no domains; take another partition or data set")
+    return function(domains, clients, rng, **settings)
 
 
 def split(

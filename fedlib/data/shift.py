@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,18 +30,27 @@ class Appearance:
 
     gamma: I -> 255·(I/255)^gamma, so below 1 brightens.    hue: shift of the hue circle, -0.5 to 0.5.
     saturation: 0 is grey, 1 unchanged.                     posterize_bits: bits kept of each channel, 1 to 8.
+    mean, std: of each channel, 0 to 1: standardised, so that ±3 std fill the range (both given, or neither).
     """
 
     gamma: float = 1.0
     hue: float = 0.0
     saturation: float = 1.0
     posterize_bits: int = 8
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         check_number("appearance: gamma", self.gamma, above=0)
         check_number("appearance: hue", self.hue, least=-0.5, most=0.5)
         check_number("appearance: saturation", self.saturation, least=0)
         check_number("appearance: posterize_bits", self.posterize_bits, least=1, most=8, whole=True)
+        for name in ("mean", "std") if (self.mean, self.std) != (None, None) else ():
+            row = getattr(self, name)
+            if not isinstance(row, tuple) or len(row) != 3:
+                raise FedlibError(f"appearance: {name}: {row!r} is not one number a channel; give three, 0 to 1")
+            for value in row:
+                check_number(f"appearance: {name}", value, least=0 if name == "mean" else 0.001, most=1)
 
 
 def bit_grid(client: int, level: str = "high") -> Appearance:
@@ -72,7 +81,24 @@ def cube_grid(client: int) -> Appearance:
     )
 
 
-SHIFTS: dict[str, Callable[..., Appearance]] = {"bit_grid": bit_grid, "cube_grid": cube_grid}
+def standardise(client: int, mean: Sequence[Sequence[float]], std: Sequence[Sequence[float]]) -> Appearance:
+    """(x - mean) / std of each channel, by row `client` of mean and std; by their one row, if they have one."""
+    for name, rows in (("mean", mean), ("std", std)):
+        if not isinstance(rows, Sequence) or not rows or not all(isinstance(row, Sequence) for row in rows):
+            raise FedlibError(f"shift 'standardise': {name}: {rows!r} is no list of rows; give [[red, green, blue], …]")
+        if len(rows) != len(mean) or (len(rows) != 1 and client >= len(rows)):
+            raise FedlibError(
+                f"shift 'standardise': {name} has {len(rows)} rows, mean {len(mean)}; give one a client, or one for all"
+            )
+    row = 0 if len(mean) == 1 else client
+    return Appearance(mean=tuple(mean[row]), std=tuple(std[row]))
+
+
+SHIFTS: dict[str, Callable[..., Appearance]] = {
+    "bit_grid": bit_grid,
+    "cube_grid": cube_grid,
+    "standardise": standardise,
+}
 
 
 def appearance(spec: Mapping[str, Any] | None, client: int) -> Appearance:
@@ -89,7 +115,7 @@ def check_spec(spec: Mapping[str, Any] | None) -> None:
 
 
 def apply(images: torch.Tensor, look: Appearance) -> torch.Tensor:
-    """`images` with `look`: saturation, then hue, gamma and posterize, in 8 bits after each (FedDRM spec, 3.3).
+    """`images` with `look`: saturation, hue, gamma, posterize, standardise, in 8 bits after each (FedDRM spec, 3.3).
 
     images: uint8, (N, 3, H, W). Returns a new tensor of that type, shape and device. The arithmetic is
     Pillow's, as in the paper's pipeline, hence the same on every machine. A step that is neutral is left out.
@@ -109,7 +135,11 @@ def apply(images: torch.Tensor, look: Appearance) -> torch.Tensor:
         tall = functional.adjust_gamma(tall, look.gamma)
     if look.posterize_bits != 8:
         tall = functional.posterize(tall, look.posterize_bits)
-    return torch.from_numpy(np.array(tall).reshape(pixels.shape)).permute(0, 3, 1, 2).to(images.device)
+    looked = np.array(tall).reshape(pixels.shape)
+    if look.mean is not None:
+        scores = (looked / 255 - np.array(look.mean)) / np.array(look.std)
+        looked = np.rint(255 * np.clip(0.5 + scores / 6, 0, 1)).astype(np.uint8)
+    return torch.from_numpy(looked).permute(0, 3, 1, 2).to(images.device)
 
 
 def random_boxes(

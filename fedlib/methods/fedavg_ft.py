@@ -28,15 +28,23 @@ class FedAvgFT(Method):
     def tuning(self, round: int, rounds: int) -> bool:
         return round > rounds - self.ft_rounds
 
+    def trained(self, name: str) -> bool:
+        """The parameters that move while the model is federated."""
+        return True
+
+    def tuned(self, name: str) -> bool:
+        """The parameters that move while it is fine-tuned."""
+        return True
+
     def broadcast(self, server: Server, client: int, memory: State) -> State:
-        return {} if memory else server.weights
+        return {} if server.weights.keys() <= memory.keys() else server.weights
 
     def client_update(self, work: Work) -> Upload:
+        self.start(work)
         if not self.tuning(work.round, work.rounds):
-            return super().client_update(work)
-        work.model.load_state_dict(work.message | work.memory)
-        losses = self.descend(work, lr=self.ft_lr)
-        weights, _ = self.divide(work.model)
+            return self.upload(work, self.descend(work, self.trained))
+        losses = self.descend(work, self.tuned, lr=self.ft_lr)
+        weights = {name: tensor.detach().clone() for name, tensor in work.model.state_dict().items()}
         return Upload(work.client, {}, weights, len(work.samples), losses)
 
     def moment(self, round: int, rounds: int) -> str:

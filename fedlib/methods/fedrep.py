@@ -31,7 +31,7 @@ class FedRep(Method):
         return work.local.count(len(work.samples))
 
     def client_update(self, work: Work) -> Upload:
-        work.model.load_state_dict(work.message | work.memory)
+        self.start(work)
         body = self.body_steps(work)
         self.descend(work, lambda name: not self.shared(name), steps=self.head_steps or body)
         losses = self.descend(work, self.shared, steps=body)

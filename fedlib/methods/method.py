@@ -6,7 +6,7 @@ Decentralized Data, AISTATS 2017.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlib import models
-from fedlib.checks import FedlibError, check_number
+from fedlib.checks import FedlibError, check_number, whole_as_float
 from fedlib.data.federation import Samples
 from fedlib.models.network import Network
 from fedlib.streams import derive
-from fedlib.training import Batch, Local, Terms, batches, only, sgd
+from fedlib.training import Batch, Local, Terms, backward, batches, only, sgd
 
 State = dict[str, Tensor]
 
@@ -55,10 +55,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Server:
-    """What the server holds: theta (the parts that travel) and the number of the last finished round."""
+    """What the server holds: theta (the parts that travel), the last finished round, and whatever else it keeps."""
 
     weights: State
     round: int = 0
+    memory: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Upload:
-    """What a client sends up (`weights`), what it keeps (`memory`), n_i, and the mean losses of its steps."""
+    """What a client sends up (`weights`, and `extra` beside them), keeps (`memory`), n_i, its steps' mean losses."""
 
     client: int
     weights: State
     memory: State
     samples: int
     losses: dict[str, float]
+    extra: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ class Method:
             value, optional = getattr(self, item.name), "None" in str(item.type)
             if "bounds" in item.metadata and not (optional and value is None):
                 check_number(f"{type(self).__name__}.{item.name}", value, **item.metadata["bounds"])
+        whole_as_float(self)
 
     def check(self, rounds: int, local: Local) -> None:
         """Raise FedlibError if the hyper-parameters do not fit the experiment."""
@@ -147,10 +150,14 @@ class Method:
         return {"total": target, "target": target}
 
     def client_update(self, work: Work) -> Upload:
-        """One client's work: load theta and its own memory, E steps, divide the result again."""
-        work.model.load_state_dict(work.message | work.memory)
+        """One client's work: E steps from theta and its own memory; the result is divided again."""
+        self.start(work)
         losses = self.descend(work)
         return self.upload(work, losses)
+
+    def start(self, work: Work) -> None:
+        """The model takes theta, as it came down, and the tensors that the client has kept."""
+        work.model.load_state_dict(work.message | work.memory)
 
     def descend(
         self, work: Work, part: Callable[[str], bool] = everything, steps: int | None = None, lr: float | None = None
@@ -158,7 +165,15 @@ class Method:
         """SGD on `loss` over the parameters whose names satisfy `part`: E steps unless `steps` is given."""
         with only(work.model, part) as parameters:
             data, rate = work.batches(steps), work.lr if lr is None else lr
-            return sgd(work.model, data, lambda batch: self.loss(work.model, batch, work), parameters, work.local, rate)
+
+            def loss(batch: Batch) -> Terms:
+                return self.loss(work.model, batch, work)
+
+            return sgd(work.model, data, loss, parameters, work.local, rate, self.gradient)
+
+    def gradient(self, loss: Callable[[], Terms], parameters: Sequence[nn.Parameter]) -> Terms:
+        """The terms of one step's loss; the gradient that the step follows is left in the parameters."""
+        return backward(loss, parameters)
 
     def upload(self, work: Work, losses: dict[str, float]) -> Upload:
         """The trained network, divided into what travels and what stays."""
@@ -173,10 +188,10 @@ class Method:
 
     def aggregate(self, server: Server, uploads: Iterable[Upload]) -> Server:
         """theta <- sum_i (n_i / n) theta_i over this round's clients."""
-        return Server(weighted_mean(server.weights, uploads), server.round + 1)
+        return Server(weighted_mean(server.weights, uploads), server.round + 1, server.memory)
 
-    def personal_model(self, server: Server, memory: State) -> State:
-        """The weights that a client predicts with."""
+    def personal_model(self, server: Server, client: int, memory: State) -> State:
+        """The weights that a client predicts with, given what it has kept."""
         return server.weights | memory if memory else server.weights
 
     def class_logits(self, outputs: Any) -> Tensor:
@@ -202,18 +217,24 @@ def initial_state(method: Method, task: Task) -> tuple[nn.Module, Server, list[S
     return model, Server(shared), [dict(personal) for _ in range(task.clients)]
 
 
-def weighted_mean(start: State, uploads: Iterable[Upload]) -> State:
-    """sum_i n_i w_i / sum_i n_i over the tensors that arrive, accumulated one upload at a time in float64.
+def samples_of(upload: Upload) -> float:
+    """n_i: what FedAvg weights a client by."""
+    return upload.samples
 
-    Tensors of `start` that no client sent stay as they are.
+
+def weighted_mean(start: State, uploads: Iterable[Upload], weight: Callable[[Upload], float] = samples_of) -> State:
+    """sum_i p_i w_i / sum_i p_i over the tensors that arrive, accumulated one upload at a time in float64.
+
+    p_i = weight(upload), n_i unless another is given. Tensors of `start` that no client sent stay as they are.
     """
-    total, sums = 0, {}
+    total, sums = 0.0, {}
     for upload in uploads:
-        total += upload.samples
+        p = weight(upload)
+        total += p
         for name, tensor in upload.weights.items():
             if name not in sums:
                 sums[name] = torch.zeros_like(tensor, dtype=torch.float64)
-            sums[name].add_(tensor, alpha=upload.samples)
+            sums[name].add_(tensor, alpha=p)
     return start | {name: value.div_(total).to(start[name].dtype) for name, value in sums.items()}
 
 

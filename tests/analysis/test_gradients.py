@@ -83,7 +83,7 @@ def test_identical_clients_have_no_class_drift():
     twins = tuple(
         Client(i, *[getattr(fed.clients[0], part) for part in ("train", "validation", "test")]) for i in (0, 1)
     )
-    values = rows_of(Federation(fed.name, twins, fed.classes, fed.shape, ()))
+    values = rows_of(Federation(fed.name, twins, fed.classes, fed.shape))
     assert values["drift[class, backbone]"] == pytest.approx(0.0, abs=1e-6)
     assert values["spread[class, last layer]"] == pytest.approx(0.0, abs=1e-6)
     assert values["drift[client, last layer]"] > 0.1  # the labels of the client loss differ all the same

@@ -270,3 +270,13 @@ def test_the_skew_of_wrong_counts_is_refused():
         p.hellinger(np.array([[1, 2], [0, 0]]))
     with pytest.raises(FedlibError, match="labels run from 0 to 3, but classes is 3"):
         p.counts(np.array([0, 3]), [np.array([0, 1])], 3)
+
+
+def test_by_source_gives_each_client_one_domain():
+    domains = np.array([2, 0, 0, 1, 2, 2])
+    parts = p.partition({"name": "by_source"}, np.zeros(6, dtype=int), 3, generator(), domains)
+    assert [part.tolist() for part in parts] == [[1, 2], [3], [0, 4, 5]]
+    with pytest.raises(FedlibError, match="4 clients for 3 domains; give as many clients as domains"):
+        p.partition({"name": "by_source"}, np.zeros(6, dtype=int), 4, generator(), domains)
+    with pytest.raises(FedlibError, match="this data set has no domains"):
+        p.partition({"name": "by_source"}, np.zeros(6, dtype=int), 3, generator())

@@ -201,3 +201,26 @@ def test_an_image_too_wide_for_any_ratio_is_cropped_in_its_middle():
     boxes = shift.random_boxes(3, 12, 120, torch.Generator().manual_seed(0))
     assert boxes.tolist() == [[0, 52, 12, 16]] * 3
     assert math.isclose(16 / 12, 4 / 3)
+
+
+def test_standardise_by_hand():
+    """z = (x - mean) / std; out = 255 (1/2 + z / 6), so that a z of ±3 or beyond is 255 or 0."""
+    mean, std = [[0.5, 0.25, 1.0]], [[0.1, 0.2, 0.1]]
+    look = shift.appearance({"name": "standardise", "mean": mean, "std": std}, 5)
+    grey = torch.full((2, 3, 1, 1), 102, dtype=torch.uint8)  # 0.4: z = -1, 0.75, -6
+    assert shift.apply(grey, look)[1].flatten().tolist() == [85, 159, 0]
+
+
+def test_standardise_takes_one_row_a_client_or_one_for_all():
+    rows, std = [[0.1] * 3, [0.2] * 3], [[0.1] * 3] * 2
+    assert shift.appearance({"name": "standardise", "mean": rows, "std": std}, 1).mean == (0.2, 0.2, 0.2)
+    with pytest.raises(FedlibError, match="mean has 2 rows, mean 2; give one a client, or one for all"):
+        shift.appearance({"name": "standardise", "mean": rows, "std": std}, 2)
+    with pytest.raises(FedlibError, match="std has 1 rows, mean 2"):
+        shift.appearance({"name": "standardise", "mean": rows, "std": std[:1]}, 0)
+    with pytest.raises(FedlibError, match=r"mean: 0.5 is no list of rows; give \[\[red, green, blue\], …\]"):
+        shift.check_spec({"name": "standardise", "mean": 0.5, "std": std})
+    with pytest.raises(FedlibError, match="appearance: std: 0 is out of range"):
+        shift.check_spec({"name": "standardise", "mean": rows, "std": [[0.1, 0.1, 0]] * 2})
+    with pytest.raises(FedlibError, match=r"appearance: mean: \(0.1,\) is not one number a channel"):
+        shift.check_spec({"name": "standardise", "mean": [[0.1]], "std": [[0.1]]})

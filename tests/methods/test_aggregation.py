@@ -49,3 +49,11 @@ def test_what_no_client_sends_stays_and_whole_numbers_stay_whole():
     assert got["w"].tolist() == [3.0, 3.0] and got["kept"].tolist() == [1.0, 1.0]
     assert got["count"].item() == 4 and got["count"].dtype == torch.int64
     assert Method().aggregate(Server(start, 6), sent).round == 7
+
+
+def test_another_weight_may_be_given():
+    sent = [
+        Upload(i, {"w": torch.full((1,), v)}, {}, 5, {}, {"p": torch.tensor(p)})
+        for i, (v, p) in enumerate([(1.0, 3.0), (5.0, 1.0)])
+    ]
+    assert mean({"w": torch.zeros(1)}, sent, lambda upload: float(upload.extra["p"]))["w"].item() == 2.0

@@ -240,3 +240,10 @@ def test_wrong_names_and_values_are_refused(spec, message: str):
 
 def test_what_may_be_left_open_may_be_none():
     assert make({"name": "FedAvgFT", "ft_lr": None}).ft_lr is None and make("FedRep").head_steps is None
+
+
+def test_one_and_one_point_zero_are_the_same_description():
+    assert repr(make({"name": "FedDRM", "lam": 1})) == repr(FedDRM(lam=1.0))
+    whole = tiny.experiment(FedDRM(lam=1), lr=1, participation=1, momentum=0)
+    assert whole.key() == tiny.experiment(FedDRM(lam=1.0), lr=1.0, participation=1.0, momentum=0.0).key()
+    assert make({"name": "FedAvgFT", "ft_rounds": 3}).ft_rounds == 3
