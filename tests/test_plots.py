@@ -14,6 +14,8 @@ from fedlib.analysis import density_ratio
 from fedlib.checks import FedlibError
 from fedlib.claims import Claim, Verdict
 from fedlib.data.federation import Client, Federation, Samples
+from fedlib.plots.forest import VERDICT_STYLE
+from fedlib.style import colours
 
 T_975 = 4.302653  # Student's t, two degrees of freedom
 
@@ -195,7 +197,7 @@ def test_the_forest_shows_each_effect_against_its_threshold():
     assert list(intervals[0].get_xdata()) == [points.low, points.high]
     assert [dot.get_xdata()[0] for dot in dots[:2]] == [2, 1]
     assert np.isnan(intervals[1].get_xdata()).all() and np.isnan(dots[2].get_xdata()).all()
-    assert [dot.get_color() for dot in dots] == [plots.VERDICT_STYLE[v.verdict][0] for v in (points, few, both)]
+    assert [dot.get_color() for dot in dots] == [VERDICT_STYLE[v.verdict][0] for v in (points, few, both)]
     assert upper.get_yticklabels()[0].get_text() == "A1  routing beats the vote"
     assert [text.get_text() for text in upper.texts] == [
         "undecided  +2 [-0.484, +4.48], n = 3",
@@ -228,7 +230,7 @@ def test_density_ratios_draws_the_closed_form():
         [x[:, 0].min() - 0.3, x[:, 0].max() + 0.3, x[:, 1].min() - 0.3, x[:, 1].max() + 0.3]
     )
     assert {tuple(colour) for colour in image.get_array().reshape(-1, 3).round(6)} == {
-        tuple(np.round(colour, 6)) for colour in plots.colours(3)
+        tuple(np.round(colour, 6)) for colour in colours(3)
     }
 
 
