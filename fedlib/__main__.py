@@ -144,7 +144,7 @@ def data(arguments: argparse.Namespace) -> int:
 
 
 def readme(arguments: argparse.Namespace) -> int:
-    """Write the README's table of notebooks anew, or say whether it is stale."""
+    """Write the README's table of notebooks and figures/laptop/claims.csv anew, or say whether they are stale."""
     from fedlib import readme as page
 
     file = project_root() / "README.md"
@@ -152,7 +152,8 @@ def readme(arguments: argparse.Namespace) -> int:
         raise FedlibError(f"{file} is missing; the table of notebooks is written into it")
     if arguments.check:
         stale = page.is_stale(file)
-        print(f"{file}: {'its table of notebooks is stale; run `fedlib readme`' if stale else 'up to date'}")
+        behind = "its table of notebooks or figures/laptop/claims.csv is stale; run `fedlib readme`"
+        print(f"{file}: {behind if stale else 'up to date'}")
         return int(stale)
     print(f"{file}: {'table written' if page.update(file) else 'up to date'}")
     return 0
@@ -192,7 +193,9 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Command]]:
     sub.add_parser("list", help="the notebooks by paper, their scales and figures", formatter_class=Help)
     _add_why(sub)
     _add_data(sub)
-    one = sub.add_parser("readme", help="write the README's table of notebooks", formatter_class=Help)
+    one = sub.add_parser(
+        "readme", help="write the README's table of notebooks and the file of all verdicts", formatter_class=Help
+    )
     one.add_argument("--check", action="store_true", help="only say whether it is stale (then the exit code is 1)")
     one = sub.add_parser("clean", help="remove build/ and figures/smoke", formatter_class=Help)
     one.add_argument("--runs", action="store_true", help="the kept runs too: everything would be trained again")

@@ -1,14 +1,17 @@
-"""The README's table of notebooks, made from what the notebooks have written, never by hand."""
+"""The README's table of notebooks and the one file of all verdicts, made from what the notebooks have written."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from fedlib.checks import FedlibError
-from fedlib.notebooks import Notebook, discover, in_words, verdicts
+from fedlib.notebooks import Notebook, discover, in_words, rows, verdicts
+from fedlib.paths import figures_folder
 
 BEGIN, END = "<!-- notebooks:begin -->", "<!-- notebooks:end -->"
 HEADINGS = ["notebook", "paper item", "what it shows", "smoke min", "laptop min", "verdicts", "command"]
@@ -53,21 +56,50 @@ def minutes(notebook: Notebook, scale: str) -> str:
         raise FedlibError(f"{file}: holds no seconds ({error}); run {notebook.name} again") from error
 
 
+def claims_file() -> Path:
+    """figures/laptop/claims.csv."""
+    return figures_folder("laptop") / "claims.csv"
+
+
+def all_claims() -> str:
+    """The verdicts of all notebooks at laptop scale as one CSV: the notebook, then what its own claims.csv holds."""
+    found = [{"notebook": notebook.name, **row} for notebook in discover() for row in _laptop_claims(notebook)]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in found for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
+    return text.getvalue()
+
+
+def _laptop_claims(notebook: Notebook) -> list[dict[str, str]]:
+    return rows(notebook.figure("laptop", "claims.csv"))
+
+
 def update(readme: Path) -> bool:
-    """Write the table into `readme`, between its two marks; say whether that changed it."""
+    """Write the table into `readme`, between its two marks, and claims_file(); say whether that changed anything."""
     text = readme.read_text(encoding="utf-8")
     known = _smoke_minutes(text)
     measured = {notebook.name: minutes(notebook, "smoke") for notebook in discover()}
     new = _replaced(readme, text, known | {name: value for name, value in measured.items() if value})
-    if new != text:
-        readme.write_text(new, encoding="utf-8")
-    return new != text
+    changed = new != text or _claims_are_stale()
+    readme.write_text(new, encoding="utf-8")
+    claims_file().parent.mkdir(parents=True, exist_ok=True)
+    claims_file().write_text(all_claims(), encoding="utf-8")
+    return changed
 
 
 def is_stale(readme: Path) -> bool:
-    """Whether the table in `readme` is not what the figures say; the smoke minutes, not committed, are not judged."""
+    """Whether the table in `readme` or claims_file() is not what the figures say.
+
+    The smoke minutes, which are not committed, are not judged.
+    """
     text = readme.read_text(encoding="utf-8")
-    return _replaced(readme, text, _smoke_minutes(text)) != text
+    return _replaced(readme, text, _smoke_minutes(text)) != text or _claims_are_stale()
+
+
+def _claims_are_stale() -> bool:
+    file = claims_file()
+    return not file.is_file() or file.read_text(encoding="utf-8") != all_claims()
 
 
 def _replaced(readme: Path, text: str, smoke_minutes: Mapping[str, str]) -> str:

@@ -88,10 +88,7 @@ def interior_gain(final: pd.DataFrame, metric: str, column: str, end: float) -> 
     Raises FedlibError for fewer than two seeds or three values, for an `end` that is not the least or the greatest
     value, and when a seed lacks a value.
     """
-    rows = final[final["metric"] == check_choice("interior_gain: metric", metric, final["metric"].unique())]
-    rows = rows.dropna(subset=[check_choice("interior_gain: column", column, final.columns)])
-    _check_one_run_a_seed("interior_gain", rows, [column])
-    sweep = rows.pivot(index="seed", columns=column, values="value")
+    sweep = _by_seed_and("interior_gain", final, metric, column)
     seeds, values = sweep.shape
     if seeds < 2 or values < 3:
         raise FedlibError(
@@ -99,13 +96,27 @@ def interior_gain(final: pd.DataFrame, metric: str, column: str, end: float) -> 
             "choose for another, and three values, so that one is interior"
         )
     check_choice(f"interior_gain: end of {column}", end, [sweep.columns[0], sweep.columns[-1]])
-    if sweep.isna().any(axis=None):
-        row, place = np.argwhere(sweep.isna())[0]
-        cell = f"seed {sweep.index[row]} has no {metric} at {column} {sweep.columns[place]}"
-        raise FedlibError(f"interior_gain: {cell}; run all values on all seeds")
-    interior = sweep.iloc[:, 1:-1]
-    chosen = [interior.drop(index=seed).mean().idxmax() for seed in sweep.index]
-    return [float(sweep.loc[seed, best] - sweep.loc[seed, end]) for seed, best in zip(sweep.index, chosen, strict=True)]
+    _check_complete("interior_gain", sweep, metric)
+    return (_best_on_the_others(sweep.iloc[:, 1:-1]) - sweep[end]).tolist()
+
+
+def lead(final: pd.DataFrame, metric: str, first: str, rivals: Sequence[str]) -> list[float]:
+    """For each seed: `metric` of the method `first`, minus that of its best rival; in points.
+
+    The best rival is chosen by the mean over the other seeds, as in interior_gain: on the seed that chooses it, the
+    best of many equal rivals is the luckiest, and `first` would seem to fall behind. Raises FedlibError for fewer than
+    two seeds, for an unknown method, and when a seed lacks one.
+    """
+    table = _by_seed_and("lead", final, metric, "method")
+    if len(table) < 2:
+        raise FedlibError(f"lead: {len(table)} seeds; give at least two, so that one can choose for another")
+    for method in (first, *rivals):
+        check_choice("lead: method", method, table.columns)
+    if not rivals or first in rivals:
+        raise FedlibError(f"lead: the rivals of {first} are {list(rivals)}; name at least one, and not {first} itself")
+    table = table[[first, *rivals]]
+    _check_complete("lead", table, metric)
+    return (table[first] - _best_on_the_others(table[list(rivals)])).tolist()
 
 
 def beside(paper: str, table: str, ours: pd.DataFrame) -> pd.DataFrame:
@@ -153,6 +164,27 @@ def _check_one_run_a_seed(where: str, rows: pd.DataFrame, groups: Sequence[str])
         f"{where}: {len(same)} rows have the same seed, {same['seed'].iloc[0]}; "
         f"they differ in {', '.join(other) or 'key'}: tell them apart by that"
     )
+
+
+def _by_seed_and(where: str, final: pd.DataFrame, metric: str, column: str) -> pd.DataFrame:
+    """The values of `metric`: a row a seed, a column a value of `column`."""
+    rows = final[final["metric"] == check_choice(f"{where}: metric", metric, final["metric"].unique())]
+    rows = rows.dropna(subset=[check_choice(f"{where}: column", column, final.columns)])
+    _check_one_run_a_seed(where, rows, [column])
+    return rows.pivot(index="seed", columns=column, values="value")
+
+
+def _check_complete(where: str, table: pd.DataFrame, metric: str) -> None:
+    """Refuse a seed that lacks a value that another has."""
+    if table.isna().any(axis=None):
+        row, place = np.argwhere(table.isna())[0]
+        cell = f"seed {table.index[row]} has no {metric} at {table.columns.name} {table.columns[place]}"
+        raise FedlibError(f"{where}: {cell}; run all values on all seeds")
+
+
+def _best_on_the_others(table: pd.DataFrame) -> pd.Series:
+    """For each seed (row): its value in the column whose mean over the other seeds is the highest."""
+    return pd.Series({seed: row[table.drop(index=seed).mean().idxmax()] for seed, row in table.iterrows()})
 
 
 def _in_words(values: Mapping[Any, Any]) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.colors import to_rgb
 
 from fedlib import claims, plots
 from fedlib.analysis import density_ratio
@@ -237,3 +238,16 @@ def test_density_ratios_draws_the_closed_form():
 def test_density_ratios_need_the_plane():
     with pytest.raises(FedlibError, match=r"density_ratios: x is \(5, 3\); give samples in the plane"):
         plots.density_ratios(np.zeros((5, 3)), np.zeros(5), np.zeros((2, 3)), np.zeros(2), np.zeros((2, 3)), [2, 3])
+
+
+def test_the_grid_has_a_cell_for_each_claim_in_each_setting():
+    holds = claims.paired(Claim("A1, one", "routing beats the vote"), [2.0, 2.0, 2.0])
+    fails = claims.paired(Claim("A1, two", "routing beats the vote"), [-1.0, -1.0, -1.0])
+    axes = plots.verdict_grid({"data/one": [holds], "data/two": [fails]}).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["holds\n+2.0\n[+2.0, +2.0]", "fails\n-1.0\n[-1.0, -1.0]"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["data\none", "data\ntwo"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["A1  routing beats the vote"]
+    faces = [patch.get_facecolor()[:3] for patch in axes.patches]
+    assert faces == [to_rgb(VERDICT_STYLE[v][0]) for v in ("holds", "fails")]
+    with pytest.raises(FedlibError, match="verdict_grid: give at least one setting, and as many verdicts in each"):
+        plots.verdict_grid({"one": [holds], "two": []})

@@ -50,6 +50,19 @@ def test_the_table_is_stale_when_the_figures_change(project: Project, page: Path
     assert readme.is_stale(page)
 
 
+def test_all_verdicts_stand_in_one_file(project: Project, page: Path) -> None:
+    readme.update(page)
+    assert readme.claims_file().read_text(encoding="utf-8").split("\n") == [
+        "notebook,id,verdict",
+        "feddrm/lambda_sweep,A,holds",
+        "feddrm/lambda_sweep,B,fails",
+        "feddrm/lambda_sweep,C,fails",
+        "",
+    ]
+    readme.claims_file().write_text("notebook,id,verdict\n", encoding="utf-8")
+    assert readme.is_stale(page) and readme.update(page) and not readme.is_stale(page)
+
+
 def test_smoke_minutes_stay_though_their_figures_are_not_committed(project: Project, page: Path) -> None:
     smoke = project.file("figures/smoke/feddrm/lambda_sweep.json", '{"seconds": 30}')
     readme.update(page)

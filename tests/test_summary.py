@@ -204,6 +204,34 @@ def test_a_sweep_that_cannot_be_cross_fitted_is_refused(table, end, message):
         summary.interior_gain(table, "s@p", "lam", end)
 
 
+def methods_table(cells: dict[str, list[float]]) -> pd.DataFrame:
+    """One run a method and seed; the values are those of the metric s@p, by seed."""
+    rows = [(m, seed, "s@p", v, f"{m}{seed}") for m, values in cells.items() for seed, v in enumerate(values)]
+    return pd.DataFrame(rows, columns=["method", "seed", "metric", "value", "key"])
+
+
+def test_the_lead_is_over_the_rival_that_the_other_seeds_choose():
+    table = methods_table({"A": [5, 5, 5], "B": [9, 0, 0], "C": [1, 2, 3]})
+    # B is the best on seeds {0, 1} and {0, 2}; on {1, 2} it is C
+    assert summary.lead(table, "s@p", "A", ["B", "C"]) == [5 - 1, 5 - 0, 5 - 0]
+    assert summary.lead(table, "s@p", "A", ["C"]) == [4, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("cells", "rivals", "message"),
+    [
+        ({"A": [1], "B": [1]}, ["B"], "lead: 1 seeds; give at least two"),
+        ({"A": [1, 2], "B": [1, 2]}, ["b"], "lead: method: 'b' is unknown; did you mean 'B'"),
+        ({"A": [1, 2], "B": [1, 2]}, [], r"the rivals of A are \[\]; name at least one"),
+        ({"A": [1, 2], "B": [1, 2]}, ["A", "B"], "and not A itself"),
+        ({"A": [1, 2], "B": [1]}, ["B"], "lead: seed 1 has no s@p at method B; run all values on all seeds"),
+    ],
+)
+def test_a_lead_that_cannot_be_told_is_refused(cells, rivals, message):
+    with pytest.raises(FedlibError, match=message):
+        summary.lead(methods_table(cells), "s@p", "A", rivals)
+
+
 def ours(*rows):
     return pd.DataFrame(rows, columns=["setting", "method", "metric", "mean", "low", "high", "n"])
 

@@ -5,8 +5,8 @@ open pyplot figure nor a changed rcParam. Intervals are the 95 % Student-t inter
 """
 
 from fedlib.plots.clients import appearances, partition
-from fedlib.plots.forest import verdicts
+from fedlib.plots.forest import verdict_grid, verdicts
 from fedlib.plots.results import comparison, curves, sweep
 from fedlib.plots.theory import density_ratios
 
-__all__ = ["appearances", "comparison", "curves", "density_ratios", "partition", "sweep", "verdicts"]
+__all__ = ["appearances", "comparison", "curves", "density_ratios", "partition", "sweep", "verdict_grid", "verdicts"]

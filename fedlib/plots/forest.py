@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from fedlib.checks import FedlibError
 from fedlib.claims import Verdict
@@ -68,3 +69,37 @@ def _verdict(axes: Axes, place: int, verdict: Verdict) -> None:
     axes.annotate(
         words, (1.02, place), xycoords=("axes fraction", "data"), va="center", color=colour, annotation_clip=False
     )
+
+
+@styled
+def verdict_grid(verdicts: Mapping[str, Sequence[Verdict]]) -> Figure:
+    """The same claims judged in several settings: a row a claim, a column a setting, the cell its verdict and effect.
+
+    verdicts: {setting: its verdicts, the claims in the same order in each}. A claim's id is read up to its first
+    comma, behind which the setting may stand.
+    """
+    if not verdicts or len({len(column) for column in verdicts.values()}) != 1 or not all(verdicts.values()):
+        raise FedlibError("verdict_grid: give at least one setting, and as many verdicts in each")
+    first = next(iter(verdicts.values()))
+    labels = [_wrapped(f"{v.claim.id.partition(',')[0]}  {v.claim.statement}", 40) for v in first]
+    lines = max(3, *(label.count("\n") + 1 for label in labels))
+    figure, axes = plt.subplots(figsize=(3.2 + 1.15 * len(verdicts), 0.8 + 0.15 * lines * len(first)))
+    for column, judged in enumerate(verdicts.values()):
+        for row, verdict in enumerate(judged):
+            _cell(axes, column, row, verdict)
+    axes.set_xlim(-0.5, len(verdicts) - 0.5)
+    axes.set_ylim(len(first) - 0.5, -0.5)
+    axes.set_xticks(range(len(verdicts)), [name.replace("/", "\n") for name in verdicts])
+    axes.set_yticks(range(len(first)), labels)
+    axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False)
+    axes.grid(False)
+    return figure
+
+
+def _cell(axes: Axes, column: int, row: int, verdict: Verdict) -> None:
+    """One cell of the grid: coloured and in words, so that colour alone carries nothing."""
+    colour, _ = VERDICT_STYLE[verdict.verdict]
+    axes.add_patch(Rectangle((column - 0.48, row - 0.46), 0.96, 0.92, color=colour, alpha=0.22, linewidth=0))
+    effect = "" if np.isnan(verdict.effect) else f"\n{verdict.effect:+.1f}"
+    interval = "" if np.isnan(verdict.low) else f"\n[{verdict.low:+.1f}, {verdict.high:+.1f}]"
+    axes.text(column, row, f"{verdict.verdict}{effect}{interval}", ha="center", va="center", fontsize=7.5)
