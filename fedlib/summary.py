@@ -184,7 +184,8 @@ def _check_complete(where: str, table: pd.DataFrame, metric: str) -> None:
 
 def _best_on_the_others(table: pd.DataFrame) -> pd.Series:
     """For each seed (row): its value in the column whose mean over the other seeds is the highest."""
-    return pd.Series({seed: row[table.drop(index=seed).mean().idxmax()] for seed, row in table.iterrows()})
+    chosen = [table.drop(index=seed).mean().idxmax() for seed in table.index]
+    return pd.Series([table.loc[seed, best] for seed, best in zip(table.index, chosen, strict=True)], table.index)
 
 
 def _in_words(values: Mapping[Any, Any]) -> str:
