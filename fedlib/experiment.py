@@ -72,6 +72,8 @@ class Experiment:
         shifts.check_spec(self.shift)
         models.check_spec(self.model)
         check_probes(self.probes)
+        if "validation" in self.probes and self.validation_share == 0:
+            raise FedlibError("probes: validation needs validation samples; set validation_share above 0, such as 0.1")
         for t in range(1, self.plan.rounds + 1):
             self.plan.present(self.clients, t)
         whole_as_float(self)

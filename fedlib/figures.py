@@ -10,7 +10,6 @@ The same input gives the same bytes, so that a figure that has not changed is no
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 from collections.abc import Iterable, Sequence
@@ -85,12 +84,5 @@ def _origin(name: str, scale: str, keys: list[str]) -> dict[str, object]:
         "scale": scale,
         "keys": keys,
         "seconds": round(sum(costs) / CORES, 1) if all(costs) else None,
-        "versions": {"fedlib": _version(), "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {"fedlib": store.version(), "torch": torch.__version__, "python": platform.python_version()},
     }
-
-
-def _version() -> str | None:
-    try:
-        return importlib.metadata.version("fedlib")
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -11,6 +11,7 @@ from fedlib.checks import check_choice
 PROBES = {
     "drift": "fedlib.analysis.gradients:drift",
     "random_crop": "fedlib.analysis.random_crop:random_crop",
+    "validation": "fedlib.analysis.validation:validation",
 }
 
 

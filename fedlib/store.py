@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.metadata
 import json
 import os
 from collections.abc import Callable
@@ -106,4 +107,12 @@ def load_parts(folder: Path) -> dict[str, Any] | None:
     try:
         return json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
+        return None
+
+
+def version() -> str | None:
+    """Of fedlib, or None where it is not installed."""
+    try:
+        return importlib.metadata.version("fedlib")
+    except importlib.metadata.PackageNotFoundError:
         return None

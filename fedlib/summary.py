@@ -78,6 +78,29 @@ def paired(
     return (left - right).sort_index().tolist()
 
 
+def difference(
+    final: pd.DataFrame,
+    name: str,
+    metric: str,
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+    by: Sequence[str],
+    second_metric: str | None = None,
+) -> pd.DataFrame:
+    """`paired` in each group of `by`: the rows of `final` that are `first`, with `name` as metric and the difference.
+
+    They can be drawn like any metric, and compared in turn: whether a lead grows is a paired difference of leads.
+    """
+    for column in by:
+        check_choice("difference: by", column, final.columns)
+    tables = []
+    for _, group in final.groupby(list(by), sort=False):
+        effects = paired(group, metric, first, second, second_metric)
+        rows = group[(group[["metric", *first]] == pd.Series({"metric": metric, **first})).all(axis=1)]
+        tables.append(rows.sort_values("seed").assign(metric=name, value=effects))
+    return pd.concat(tables, ignore_index=True)
+
+
 def interior_gain(final: pd.DataFrame, metric: str, column: str, end: float) -> list[float]:
     """For each seed: `metric` at the best interior value of the sweep over `column`, minus that at its end `end`.
 
@@ -117,6 +140,42 @@ def lead(final: pd.DataFrame, metric: str, first: str, rivals: Sequence[str]) ->
     table = table[[first, *rivals]]
     _check_complete("lead", table, metric)
     return (table[first] - _best_on_the_others(table[list(rivals)])).tolist()
+
+
+def chosen(final: pd.DataFrame, metric: str, column: str, by: str | None = None) -> pd.DataFrame:
+    """For each seed, the value of `column` that is chosen, and `metric` there: a row a seed, columns `column`, value.
+
+    by: a metric that has the choice, on the same seed, such as validation accuracy. None: `metric` itself has it, by
+    its mean over the other seeds (see interior_gain). The highest wins, and of equals the one with the least value.
+    Raises FedlibError when a seed lacks a value, and without `by` for fewer than two seeds.
+    """
+    table = _by_seed_and("chosen", final, metric, column)
+    _check_complete("chosen", table, metric)
+    if by is None and len(table) < 2:
+        raise FedlibError(f"chosen: {len(table)} seeds; give at least two, so that one can choose for another, or `by`")
+    if by is None:
+        best = {seed: table.drop(index=seed).mean().idxmax() for seed in table.index}
+    else:
+        judged = _by_seed_and("chosen: by", final, by, column)
+        _check_complete("chosen: by", judged, by)
+        best = judged.idxmax(axis=1).to_dict()
+    values = [table.loc[seed, best[seed]] for seed in table.index]
+    return pd.DataFrame({column: [best[seed] for seed in table.index], "value": values}, index=table.index)
+
+
+def of_clients(table: pd.DataFrame, metric: str, clients: Sequence[int], rounds: Sequence[int]) -> pd.Series:
+    """The plain mean of `metric` over these clients and rounds: a value a seed, in percent.
+
+    table: as runs.run_all returns it, with one run a seed. Raises FedlibError for a client or a round without a value.
+    """
+    rows = table[table["metric"] == check_choice("of_clients: metric", metric, table["metric"].unique())]
+    for client in clients:
+        check_choice("of_clients: client", client, sorted(set(rows["client"]) - {-1}))
+    for round in rounds:
+        check_choice("of_clients: round", round, sorted(rows["round"].unique()))
+    rows = rows[rows["client"].isin(clients) & rows["round"].isin(rounds)]
+    _check_one_run_a_seed("of_clients", rows, ["client", "round"])
+    return 100 * rows.groupby("seed")["value"].mean()
 
 
 def beside(paper: str, table: str, ours: pd.DataFrame) -> pd.DataFrame:

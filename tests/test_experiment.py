@@ -50,6 +50,7 @@ DIRICHLET = {"name": "dirichlet", "alpha": 0.3}
         ({"test_share": 0.0}, "test_share: 0.0 is out of range"),
         ({"test_share": 1}, "test_share: 1 is out of range"),
         ({"validation_share": 1.0}, "validation_share: 1.0 is out of range"),
+        ({"probes": ("validation",)}, "probes: validation needs validation samples; set validation_share above 0"),
         ({"data": None}, "data: None is no name of a data set"),
     ],
 )

@@ -204,6 +204,87 @@ def test_a_sweep_that_cannot_be_cross_fitted_is_refused(table, end, message):
         summary.interior_gain(table, "s@p", "lam", end)
 
 
+CHOICE = sweep(
+    {
+        0: {0.1: 1, 0.5: 2, 0.8: 9},
+        1: {0.1: 2, 0.5: 6, 0.8: 5},
+        2: {0.1: 3, 0.5: 8, 0.8: 4},
+    }
+)
+
+
+def by_validation(rows):
+    """The table above with a second metric that has the choice."""
+    return pd.concat([CHOICE, sweep(rows).assign(metric="s@p[validation]")], ignore_index=True)
+
+
+def test_a_value_is_chosen_by_the_other_seeds():
+    """The others' means of (0.1, 0.5, 0.8) are (2.5, 7, 4.5), (2, 5, 6.5), (1.5, 4, 7)."""
+    found = summary.chosen(CHOICE, "s@p", "lam")
+    assert found.index.tolist() == [0, 1, 2] and list(found) == ["lam", "value"]
+    assert found["lam"].tolist() == [0.5, 0.8, 0.8] and found["value"].tolist() == [2, 5, 4]
+
+
+def test_a_value_is_chosen_by_another_metric_of_the_same_seed():
+    rows = {0: {0.1: 7, 0.5: 0, 0.8: 6}, 1: {0.1: 0, 0.5: 1, 0.8: 1}, 2: {0.1: 0, 0.5: 0, 0.8: 1}}
+    found = summary.chosen(by_validation(rows), "s@p", "lam", by="s@p[validation]")
+    assert found["lam"].tolist() == [0.1, 0.5, 0.8] and found["value"].tolist() == [1, 6, 4]
+
+
+@pytest.mark.parametrize(
+    ("table", "by", "message"),
+    [
+        (sweep({0: {0.1: 1, 0.5: 2}}), None, "chosen: 1 seeds; give at least two"),
+        (sweep({0: {0.1: 1, 0.5: 2}, 1: {0.1: 1}}), None, "chosen: seed 1 has no s@p at lam 0.5"),
+        (CHOICE, "s@p[valid]", r"chosen: by: metric: 's@p\[valid\]' is unknown"),
+        (
+            by_validation({0: {0.1: 1, 0.5: 1}, 1: {0.1: 1}, 2: {0.1: 1, 0.5: 1}}),
+            "s@p[validation]",
+            r"chosen: by: seed 1 has no s@p\[validation\] at lam 0.5",
+        ),
+    ],
+)
+def test_a_choice_that_cannot_be_made_is_refused(table, by, message):
+    with pytest.raises(FedlibError, match=message):
+        summary.chosen(table, "s@p", "lam", by)
+
+
+CLIENTS = pd.concat(
+    [
+        history(f"c{seed}", seed, {4: (seed + i) / 16, 8: (seed + 3 * i) / 16}, metric="router@pooled", client=i)
+        for seed in (1, 0)
+        for i in (-1, 0, 1, 2)
+    ],
+    ignore_index=True,
+)
+
+
+def test_the_mean_of_some_clients_and_rounds_is_a_value_a_seed_in_percent():
+    assert summary.of_clients(CLIENTS, "router@pooled", [1], [8]).to_dict() == {0: 300 / 16, 1: 400 / 16}
+    assert summary.of_clients(CLIENTS, "router@pooled", [0, 2], range(4, 5)).to_dict() == {0: 100 / 16, 1: 200 / 16}
+    assert summary.of_clients(CLIENTS, "router@pooled", [0, 2], [4, 8]).to_dict() == {0: 200 / 16, 1: 300 / 16}
+
+
+@pytest.mark.parametrize(
+    ("metric", "clients", "rounds", "message"),
+    [
+        ("router@poled", [0], [4], "of_clients: metric: 'router@poled' is unknown; did you mean 'router@pooled'"),
+        ("router@pooled", [0, 3], [4], "of_clients: client: 3 is unknown; .*alid: 0, 1, 2"),
+        ("router@pooled", [-1], [4], "of_clients: client: -1 is unknown"),
+        ("router@pooled", [0], [4, 5], "of_clients: round: 5 is unknown; .*alid: 4, 8"),
+    ],
+)
+def test_a_client_or_round_without_a_value_is_named(metric, clients, rounds, message):
+    with pytest.raises(FedlibError, match=message):
+        summary.of_clients(CLIENTS, metric, clients, rounds)
+
+
+def test_two_runs_of_a_seed_are_not_mixed():
+    other = CLIENTS.assign(method="FedRep", key=CLIENTS["key"] + "x")
+    with pytest.raises(FedlibError, match="of_clients: 2 rows have the same seed, 1; they differ in method"):
+        summary.of_clients(pd.concat([CLIENTS, other]), "router@pooled", [0], [4])
+
+
 def methods_table(cells: dict[str, list[float]]) -> pd.DataFrame:
     """One run a method and seed; the values are those of the metric s@p, by seed."""
     rows = [(m, seed, "s@p", v, f"{m}{seed}") for m, values in cells.items() for seed, v in enumerate(values)]
@@ -260,3 +341,41 @@ def test_a_published_table_is_named_and_a_cell_is_given_once():
     row = ("cifar10/5-spc", "FedDRM", "system", 50.0, 49.0, 51.0, 3)
     with pytest.raises(FedlibError, match="ours has two rows with setting cifar10/5-spc, method FedDRM, metric system"):
         summary.beside("feddrm", "main", ours(row, row))
+
+
+def leads():
+    """Two methods at two levels on three seeds; the lead of A over B is 1, 2, 3 at low and 5, 5, 5 at high."""
+    one, two = {("low", 0): 11, ("low", 1): 22, ("low", 2): 33}, {("low", 0): 10, ("low", 1): 20, ("low", 2): 30}
+    one |= {("high", seed): 45 for seed in (2, 0, 1)}
+    two |= {("high", seed): 40 for seed in (1, 2, 0)}
+    rows = [("A", level, seed, "system@pooled", value) for (level, seed), value in one.items()]
+    rows += [("B", level, seed, "global@pooled", value) for (level, seed), value in two.items()]
+    table = pd.DataFrame(rows, columns=["method", "level", "seed", "metric", "value"])
+    return table.assign(key=[f"{method}{level}{seed}" for method, level, seed, *_ in rows])
+
+
+def lead_of_a(table, **changed):
+    wanted = {"first": {"method": "A"}, "second": {"method": "B"}, "by": ["level"], "second_metric": "global@pooled"}
+    return summary.difference(table, "lead", "system@pooled", **(wanted | changed))
+
+
+def test_differences_in_each_group_are_rows_of_the_first_runs():
+    found = lead_of_a(leads())
+    assert found.set_index(["level", "seed"])["value"].to_dict() == {
+        ("low", 0): 1, ("low", 1): 2, ("low", 2): 3, ("high", 0): 5, ("high", 1): 5, ("high", 2): 5,
+    }  # fmt: skip
+    assert set(found["metric"]) == {"lead"} and set(found["method"]) == {"A"}
+    assert (found["key"] == "A" + found["level"] + found["seed"].astype(str)).all()
+
+
+def test_differences_can_be_compared_in_turn():
+    """(5, 5, 5) - (1, 2, 3), whatever the order of the rows."""
+    for table in (leads(), leads().sample(frac=1, random_state=0)):
+        assert summary.paired(lead_of_a(table), "lead", {"level": "high"}, {"level": "low"}) == [4, 3, 2]
+
+
+def test_a_difference_of_unknown_groups_or_of_unequal_seeds_is_refused():
+    with pytest.raises(FedlibError, match="difference: by: 'levl' is unknown; did you mean 'level'"):
+        lead_of_a(leads(), by=["levl"])
+    with pytest.raises(FedlibError, match=r"paired: seeds \[0\] are on one side only"):
+        lead_of_a(leads().query("key != 'Bhigh0'"))

@@ -64,9 +64,10 @@ def same(one: State, other: State) -> bool:
 
 
 def same_snapshots(one: Snapshot, other: Snapshot) -> bool:
-    """Whether weights, memories and history are equal bit for bit."""
+    """Whether weights, the server's and the clients' memories, and history are equal bit for bit."""
     memories = len(one.memories) == len(other.memories) and all(map(same, one.memories, other.memories))
-    return memories and same(one.server.weights, other.server.weights) and one.history == other.history
+    servers = same(one.server.weights, other.server.weights) and same(one.server.memory, other.server.memory)
+    return memories and servers and one.history == other.history
 
 
 @dataclass(frozen=True)

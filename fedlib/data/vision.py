@@ -1,9 +1,9 @@
-"""Image data sets by name: embedded, in torchvision's own layouts, or from packs (`fedlib.data.packs`)."""
+"""Image data sets by name: embedded, from packs (`data.packs`), torchvision's layouts, or folders (`data.folders`)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 
 from fedlib.checks import FedlibError, check_choice, nearest
-from fedlib.data import embedded, packs
+from fedlib.data import embedded, folders, fundus, packs
 from fedlib.data.cifar import SUPERCLASSES, superclass_of
+from fedlib.data.folders import Layout
 from fedlib.data.pool import Pool
 
 DIGITS = tuple("0123456789")
@@ -38,6 +39,21 @@ OFFICIAL: Mapping[str, Official] = {
     "svhn": Official("SVHN", "train_32x32.mat", 99_289, 10),
     "usps": Official("USPS", "usps.bz2", 9_298, 10),
 }
+
+EMBEDDED: Mapping[str, Callable[[], Pool]] = {
+    "digits": embedded.digits,
+    "retina_stand_in": fundus.retina_stand_in,
+}
+
+FOLDERS: Mapping[str, Layout] = {
+    "retina": Layout(
+        96,
+        {"ACRIMA": ["kaggle_arima"], "RIM": [], "REFUGE": []},
+        "take FedLGD's archive retina_balanced, to which FedDRM's README links, under the name retina, or sort the "
+        "three sets into such folders yourself; data: retina_stand_in is embedded, synthetic, and no replacement",
+    ),
+}
+"""What is known of sets in folders, FedDRM's RETINA (spec, 3.4); any other is read by the defaults of Layout."""
 
 ALIASES: Mapping[str, str] = {"cifar20": "cifar100:coarse"}
 
@@ -68,29 +84,30 @@ def _parse(name: str) -> tuple[str, bool]:
 
 
 def find(name: str, root: str | Path | None = None) -> Path | None:
-    """Where `name` lies under the data root: its pack <root>/<stem>.npz, else torchvision's layout, else None."""
+    """Where `name` lies under the data root: its pack <root>/<stem>.npz, else torchvision's layout or its folder."""
     stem, _ = _parse(name)
-    places = [data_root(root) / f"{stem}.npz"]
-    if stem in OFFICIAL:
-        places.append(data_root(root) / OFFICIAL[stem].marker)
-    return next((place for place in places if place.exists()), None)
+    folder = data_root(root)
+    pack, other = folder / f"{stem}.npz", folder / (OFFICIAL[stem].marker if stem in OFFICIAL else stem)
+    if pack.exists():
+        return pack
+    return other if other.is_dir() or (stem in OFFICIAL and other.exists()) else None
 
 
 def load(name: str, root: str | Path | None = None, download: bool | None = None) -> Pool:
-    """The data set `name`: "digits" (embedded), one of OFFICIAL, "cifar20", or the stem of any pack under the root.
+    """The data set `name`: one of EMBEDDED or OFFICIAL, "cifar20", or the stem of any pack or set of folders there.
 
     "<name>:coarse" takes the coarse labels and leaves partitions to the fine ones; "cifar20" is "cifar100:coarse".
-    root: see `data_root`. A pack goes before torchvision's layout.
+    root: see `data_root`. A pack goes before torchvision's layout and before folders.
     download: let torchvision fetch what is missing; None asks the variable FEDLIB_DOWNLOAD (1: yes).
 
     Kept in memory by name, file and time of change. Raises FedlibError for a name that is unknown or not here (with
     where it was looked for and how to get it) and for damaged data (with file and array).
     """
     stem, coarse = _parse(name)
-    if stem == "digits":
+    if stem in EMBEDDED:
         if coarse:
-            raise FedlibError(f"data set {name!r}: digits has no coarse labels; take 'digits'")
-        return embedded.digits()
+            raise FedlibError(f"data set {name!r}: {stem} has no coarse labels; take {stem!r}")
+        return EMBEDDED[stem]()
     allowed = os.environ.get("FEDLIB_DOWNLOAD") == "1" if download is None else download
     place = find(name, root)
     if place is None and stem in OFFICIAL and allowed:
@@ -98,14 +115,21 @@ def load(name: str, root: str | Path | None = None, download: bool | None = None
         place = find(name, root)
     if place is None:
         raise _missing(name, stem, data_root(root))
-    return _load_kept(name, place, data_root(root), place.stat().st_mtime_ns)
+    changed = place.stat().st_mtime_ns if place.suffix == ".npz" or stem in OFFICIAL else folders.changed(place)
+    return _load_kept(name, place, data_root(root), changed)
 
 
 @lru_cache(maxsize=4)
 def _load_kept(name: str, place: Path, root: Path, changed: int) -> Pool:
     """`changed`, the time of the file's last change in ns, only tells a new version from the one in memory."""
     stem, coarse = _parse(name)
-    return packs.read(place, name, coarse) if place.suffix == ".npz" else _read_official(name, stem, coarse, root)
+    if place.suffix == ".npz":
+        return packs.read(place, name, coarse)
+    if stem in OFFICIAL:
+        return _read_official(name, stem, coarse, root)
+    if coarse:
+        raise FedlibError(f"data set {name!r}: {place} is a set of folders, without coarse labels; take {stem!r}")
+    return folders.read(place, name, FOLDERS.get(stem, Layout()))
 
 
 def _official_parts(stem: str, root: Path, download: bool) -> list[Any]:
@@ -154,11 +178,15 @@ def _missing(name: str, stem: str, root: Path) -> FedlibError:
     if stem in OFFICIAL:
         looked.append(f"{root / OFFICIAL[stem].marker} (torchvision's layout)")
         ways.insert(0, "set FEDLIB_DOWNLOAD=1 to let torchvision download it")
+    else:
+        layout = FOLDERS.get(stem, Layout())
+        looked.append(f"{root / stem} (folders)")
+        ways[0] += f", or folders {root / stem}/{layout}" + (f" ({layout.source})" if layout.source else "")
     here = [pack.stem for pack in _packs(root)]
-    if stem in OFFICIAL:
+    if stem in OFFICIAL or stem in FOLDERS:
         hint = f"packs there: {', '.join(here)}" if here else "no pack is there"
     else:
-        hint = nearest(name, {*OFFICIAL, *ALIASES, "digits", *here})
+        hint = nearest(name, {*OFFICIAL, *ALIASES, *EMBEDDED, *FOLDERS, *here, *_folder_sets(root)})
     return FedlibError(
         f"data set {name!r} is not here. Looked for {' and '.join(looked)}; {hint}. To get it: {', or '.join(ways)}."
     )
@@ -168,10 +196,27 @@ def _packs(root: Path) -> list[Path]:
     return sorted(root.glob("*.npz"))
 
 
+def _folder_sets(root: Path) -> dict[str, folders.Files | str]:
+    """The sets of folders under the root: their files, or what is wrong with one of FOLDERS.
+
+    A folder that is not laid out as a set, and of which nothing is known, is something else and left out.
+    """
+    found: dict[str, folders.Files | str] = {}
+    for path in sorted(root.glob("[!.]*/")):
+        try:
+            if path.name not in OFFICIAL and find(path.name, root) == path:
+                found[path.name] = folders.scan(path, FOLDERS.get(path.name, Layout()))
+        except FedlibError as error:
+            if path.name in FOLDERS:
+                found[path.name] = str(error)
+    return found
+
+
 def available(root: str | Path | None = None) -> list[Available]:
-    """Every data set that can be loaded now: embedded, packs and torchvision's layouts, without reading images."""
+    """Every data set that can be loaded now: embedded, packs, torchvision's layouts, folders; no image is read."""
     folder = data_root(root)
-    lines = [Available("digits", "embedded", len(embedded.digits()), 10)]
+    pools = {name: make() for name, make in EMBEDDED.items()}
+    lines = [Available(name, "embedded", len(pool), len(pool.classes)) for name, pool in pools.items()]
     for path in _packs(folder):
         try:
             images, classes, coarse = packs.outline(path)
@@ -185,6 +230,11 @@ def available(root: str | Path | None = None) -> list[Available]:
         place = find(name, folder)
         if place is not None and place.suffix != ".npz":
             lines.append(Available(name, str(place), official.images, official.classes))
+    for name, found in _folder_sets(folder).items():
+        if isinstance(found, str):
+            lines.append(Available(name, str(folder / name), None, None, found))
+        else:
+            lines.append(Available(name, str(folder / name), len(found.paths), len(found.classes)))
     return lines
 
 

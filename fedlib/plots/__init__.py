@@ -4,9 +4,29 @@ Every function takes plain values or tidy tables, returns a matplotlib Figure an
 open pyplot figure nor a changed rcParam. Intervals are the 95 % Student-t intervals over seeds of summary.over_seeds.
 """
 
+from fedlib.plots.ablations import ablation, costs
+from fedlib.plots.beyond import churn, lambda_choice
 from fedlib.plots.clients import appearances, partition
 from fedlib.plots.forest import verdict_grid, verdicts
 from fedlib.plots.results import comparison, curves, sweep
+from fedlib.plots.retina import normalisations
+from fedlib.plots.routing import sendings, soft_routing
 from fedlib.plots.theory import density_ratios
 
-__all__ = ["appearances", "comparison", "curves", "density_ratios", "partition", "sweep", "verdict_grid", "verdicts"]
+__all__ = [
+    "ablation",
+    "appearances",
+    "churn",
+    "comparison",
+    "costs",
+    "curves",
+    "density_ratios",
+    "lambda_choice",
+    "normalisations",
+    "partition",
+    "sendings",
+    "soft_routing",
+    "sweep",
+    "verdict_grid",
+    "verdicts",
+]

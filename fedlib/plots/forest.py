@@ -83,7 +83,7 @@ def verdict_grid(verdicts: Mapping[str, Sequence[Verdict]]) -> Figure:
     first = next(iter(verdicts.values()))
     labels = [_wrapped(f"{v.claim.id.partition(',')[0]}  {v.claim.statement}", 40) for v in first]
     lines = max(3, *(label.count("\n") + 1 for label in labels))
-    figure, axes = plt.subplots(figsize=(3.2 + 1.15 * len(verdicts), 0.8 + 0.15 * lines * len(first)))
+    figure, axes = plt.subplots(figsize=(3.2 + 1.15 * len(verdicts), 0.8 + 0.17 * lines * len(first)))
     for column, judged in enumerate(verdicts.values()):
         for row, verdict in enumerate(judged):
             _cell(axes, column, row, verdict)

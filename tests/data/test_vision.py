@@ -242,7 +242,7 @@ def test_available_lists_everything_and_survives_damage(tmp_path):
     (tmp_path / "broken.npz").write_bytes(b"PK")
     write_mnist(tmp_path / "MNIST/raw")
     lines = {line.name: line for line in vision.available()}
-    assert list(lines) == ["digits", "broken", "fine", "fine:coarse", "mnist"]
+    assert list(lines) == [*vision.EMBEDDED, "broken", "fine", "fine:coarse", "mnist"]
     assert lines["digits"][1:4] == ("embedded", 1797, 10)
     assert lines["fine"][2:] == (4, 2, "") and lines["fine:coarse"][2:4] == (4, 1)
     assert lines["broken"].images is None and "not a readable .npz" in lines["broken"].problem
@@ -250,7 +250,7 @@ def test_available_lists_everything_and_survives_damage(tmp_path):
 
 
 def test_an_absent_root_has_only_what_is_embedded():
-    assert [line.name for line in vision.available("/nowhere")] == ["digits"]
+    assert [line.name for line in vision.available("/nowhere")] == list(vision.EMBEDDED)
 
 
 def test_check_counts_each_class_in_each_split(tmp_path):
