@@ -112,6 +112,6 @@ def test_a_run_takes_it_by_name():
     assert [row.round for row in rows] == [3, 3, 3] and all(0 <= row.value <= 1 for row in rows)
 
 
-def test_a_run_without_a_split_is_refused():
+def test_clients_without_a_split_are_refused():
     with pytest.raises(FedlibError, match=r"probes: validation .* client 0 has none; set validation_share above 0"):
-        trained()
+        held_out(tiny.federation())
