@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ def _section(notebook: Notebook, scale: str, outcome: Outcome, out: Path) -> dic
     executed = out / f"{notebook.name}.ipynb" if outcome.status == "ok" else out / "failed" / f"{notebook.name}.ipynb"
     figure = notebook.figure(scale, "png")
     about = notebook.about()
+    comparison = rows(notebook.figure(scale, "comparison.csv"))
     return {
         "name": notebook.name,
         "item": about.get("item", ""),
@@ -61,5 +63,14 @@ def _section(notebook: Notebook, scale: str, outcome: Outcome, out: Path) -> dic
         "executed": executed.relative_to(out).as_posix() if executed.is_file() else "",
         "figure": base64.b64encode(figure.read_bytes()).decode("ascii") if figure.is_file() else "",
         "claims": rows(notebook.figure(scale, "claims.csv")),
-        "comparison": rows(notebook.figure(scale, "comparison.csv")),
+        "comparison": comparison,
+        "numeric": {name for name in (comparison or [{}])[0] if _is_numeric(row[name] for row in comparison)},
     }
+
+
+def _is_numeric(column: Iterable[str]) -> bool:
+    """Whether all of a column's cells are numbers or blank."""
+    try:
+        return bool([float(text or 0) for text in column])
+    except ValueError:
+        return False

@@ -93,9 +93,18 @@ def test_the_report_needs_no_other_file(ended: tuple[Project, dict[str, Outcome]
     assert "data:image/png;base64,YSBwaWN0dXJl" in page
     assert "a &lt;b&gt; &amp; c" in page and "no &lt;such&gt; sum" in page and "<such>" not in page
     assert "0.5 to 2" in page and "1.235" in page and "nan" not in page
-    assert '<td class="n"></td>\n<td class="n">61.23</td>' in page  # the paper's number is unknown: blank
+    assert '<td>FedDRM</td><td>system@pooled</td><td class="n"></td><td class="n">61.23</td>' in page  # unknown: blank
     assert 'href="here/good.ipynb"' in page and 'href="failed/here/bad.ipynb"' in page
     assert "http" not in page.replace("charset", "")
+
+
+def test_the_report_shows_any_comparison(ended: tuple[Project, dict[str, Outcome]]) -> None:
+    """A notebook may lay its own columns beside the paper's."""
+    project, outcomes = ended
+    project.file("figures/smoke/here/good.comparison.csv", "setting,paper least,ours least\nown,1.41,-3.6818\n")
+    page = report.write(project.root / "build", "smoke", outcomes).read_text(encoding="utf-8")
+    assert '<th>setting</th><th class="n">paper least</th><th class="n">ours least</th>' in page
+    assert '<td>own</td><td class="n">1.41</td><td class="n">-3.682</td>' in page
 
 
 def test_only_failed_runs_those_that_did_not_end_well(project: Project) -> None:
