@@ -6,6 +6,7 @@ SCALE ?= smoke
 JOBS ?=
 DATA ?=
 NOTEBOOKS ?=
+LAB ?=
 reproduce = $(BIN)/fedlib reproduce $(NOTEBOOKS) $(if $(JOBS),--jobs $(JOBS)) $(if $(DATA),--data "$(DATA)")
 
 # A kernel named python3 is then this environment's own, whatever the user has registered elsewhere.
@@ -16,12 +17,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo "make reproduce   run every notebook at smoke scale, then show the verdicts and the report's path"
-	@echo "make laptop      the same at laptop scale, on real data (an evening)"
+	@echo "make laptop      the same at laptop scale, on real data: make laptop DATA=folder (an hour or more)"
 	@echo "make test        lint, types, unit tests, and every notebook executed and compared"
 	@echo "make lab         JupyterLab, opened on notebooks/start_here.ipynb"
 	@echo "make clean       remove what the above made, but for runs/"
 	@echo
-	@echo "Variables: SCALE=smoke|laptop|paper  JOBS=n  DATA=folder  NOTEBOOKS=\"feddrm start_here\""
+	@echo "Variables: SCALE=smoke|laptop|paper  JOBS=n  DATA=folder  NOTEBOOKS=\"feddrm start_here\"  LAB=flags of jupyter lab"
 	@echo "Each sets up $(VENV) from requirements.lock first, when it is missing or out of date."
 
 reproduce: $(STAMP)
@@ -40,7 +41,7 @@ test: $(STAMP)
 	@echo "make test: lint, types, unit tests and notebooks are all good."
 
 lab: $(STAMP)
-	$(BIN)/jupyter lab notebooks/start_here.ipynb
+	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/start_here.ipynb $(LAB)
 
 clean:
 	rm -rf $(VENV) build figures/smoke fedlib.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

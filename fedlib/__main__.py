@@ -86,7 +86,11 @@ def reproduce(arguments: argparse.Namespace) -> int:
         print("Nothing to do: no notebook failed.")
     if interrupted:
         print("Stopped. What was trained is kept: the same command goes on from there.")
-    print(f"Report: {report.write(out, scale, batch.recorded(out))}")
+    try:
+        print(f"Report: {report.write(out, scale, batch.recorded(out))}")
+    except Exception as error:  # the notebooks are done: what they gave stands above, whatever ails the page
+        print(f"error: the report could not be written ({type(error).__name__}: {error})", file=sys.stderr)
+        return 1
     return 130 if interrupted else int(any(o.status != "ok" for o in outcomes))
 
 
@@ -136,11 +140,17 @@ def data(arguments: argparse.Namespace) -> int:
             counts = line.problem or f"{line.images:>8,} images  {line.classes:>4} classes"
             print(f"  {line.name:<28}{counts}  {line.where}")
         return 0
+    bad = 0
     for name in arguments.names or [line.name for line in available]:
-        table = vision.check(name, root)
+        try:
+            table = vision.check(name, root)
+        except FedlibError as error:
+            print(f"error: {name}: {error}", file=sys.stderr)
+            bad += 1
+            continue
         train, test = int(table["train"].sum()), int(table["test"].sum())
         print(f"{name}: good, {train:,} train and {test:,} test images in {len(table)} classes")
-    return 0
+    return 2 if bad else 0
 
 
 def readme(arguments: argparse.Namespace) -> int:

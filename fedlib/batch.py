@@ -75,7 +75,7 @@ class Execution:
             # In a session of its own, so that a terminal's Ctrl-C reaches it once, through `_stop`.
             self.process = subprocess.Popen(
                 command,
-                env=environment | {"FEDLIB_PROGRESS": str(self.progress.file)},
+                env=environment | {"FEDLIB_PROGRESS": str(self.progress.file), "FEDLIB_NOTEBOOK": notebook.name},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

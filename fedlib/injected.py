@@ -6,10 +6,11 @@ papermill itself only warns of an unknown name, and takes any type.
 from __future__ import annotations
 
 import ast
+import os
 
 from IPython.core.getipython import get_ipython
 
-from fedlib.checks import check_choice
+from fedlib.checks import FedlibError, check_choice
 from fedlib.notebooks import check_values, defaults, discover
 
 MARK = "# Parameters"
@@ -19,10 +20,16 @@ MARK = "# Parameters"
 def check_injected(name: str) -> None:
     """Refuse injected parameters that notebook `name` (e.g. "feddrm/lambda_sweep") does not have or that do not fit.
 
-    To be called right after the parameters cell. Names and types are held against that cell as it stands in
+    Refuses, too, another notebook's name when `fedlib reproduce` says which one is running: a copy that still bears
+    the original's name would write over its figure. To be called right after the parameters cell. Names and types are held against that cell as it stands in
     notebooks/<name>.ipynb. Raises FedlibError naming the notebook, the key, the value and the mend. Does nothing
     outside IPython or when nothing was injected.
     """
+    running = os.environ.get("FEDLIB_NOTEBOOK", name)
+    if running != name:
+        raise FedlibError(
+            f"notebook {running} calls itself {name!r}; write its own name in check_injected, check_output and save"
+        )
     shell = get_ipython()
     if shell is None:
         return

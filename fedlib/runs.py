@@ -248,7 +248,7 @@ def why(experiments: Iterable[Experiment]) -> list[str]:
     for experiment in experiments:
         parts = experiment.parts()
         key = key_of(parts)
-        name = f"{key}  {type(experiment.method).__name__}, seed {experiment.seed}, {experiment.data}"
+        name = f"{key}  {experiment.method}, seed {experiment.seed}, {experiment.data}"
         if key in kept:
             lines.append(f"{name}: kept")
             continue

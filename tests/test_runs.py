@@ -298,11 +298,11 @@ def test_the_table_tells_runs_apart():
 
 def test_why_says_what_would_run_and_what_changed():
     first, other = tiny.experiment(FedDRM(lam=0.8)), tiny.experiment(FedDRM(lam=0.9))
-    assert why([first]) == [f"{first.key()}  FedDRM, seed 0, digits: would train; nothing is kept yet"]
+    assert why([first]) == [f"{first.key()}  FedDRM(lam=0.8), seed 0, digits: would train; nothing is kept yet"]
     run(first)
     assert why([first, other]) == [
-        f"{first.key()}  FedDRM, seed 0, digits: kept",
-        f"{other.key()}  FedDRM, seed 0, digits: would train; nearest kept run differs in "
+        f"{first.key()}  FedDRM(lam=0.8), seed 0, digits: kept",
+        f"{other.key()}  FedDRM(lam=0.9), seed 0, digits: would train; nearest kept run differs in "
         "experiment.method.lam: 0.8 -> 0.9",
     ]
 

@@ -20,6 +20,9 @@ from fedlib.style import WIDTH, colours, legend_outside, styled
 
 PUBLISHED_UNITS = {"system": "system accuracy (%)", "average": "average accuracy (%)"}
 
+SYMBOLS = {"lam": "λ", "alpha": "α", "mu": "μ"}
+"""How the names of design and code are written on an axis."""
+
 _NOTE: dict[str, Any] = {"textcoords": "offset points", "va": "bottom", "color": ".3"}
 
 Metrics = Sequence[str] | Mapping[str, str]
@@ -86,7 +89,7 @@ def sweep(
         beside_it = offset_copy(axes.transData, figure, x=6, units="points")
         axes.scatter(dots[x], dots["value"], color=colour, alpha=0.5, s=14, linewidth=0, transform=beside_it)
         axes.margins(x=0.09)
-        axes.set(xlabel=x, ylabel="accuracy (%)" if together and "@" in metric else _label(metrics, metric))
+        axes.set(xlabel=SYMBOLS.get(x, x), ylabel="accuracy (%)" if together and "@" in metric else _label(metrics, metric))
     for axes in grid[0]:
         _mark(axes, marks or {})
     if together:
