@@ -19,6 +19,7 @@ from fedlib.data import shift as shifts
 from fedlib.data import vision
 from fedlib.data.federation import Federation, make_federation
 from fedlib.data.pool import Pool
+from fedlib.methods.feddrm import FedDRM
 from fedlib.methods.method import Method, Task
 from fedlib.probes import check_probes, probe_modules
 from fedlib.rounds import Plan
@@ -76,8 +77,27 @@ class Experiment:
             raise FedlibError("probes: validation needs validation samples; set validation_share above 0, such as 0.1")
         for t in range(1, self.plan.rounds + 1):
             self.plan.present(self.clients, t)
+        self._check_together()
         whole_as_float(self)
         self.method.check(self.plan.rounds, self.local)
+
+    def _check_together(self) -> None:
+        """What only several settings together can tell."""
+        if "drift" in self.probes and not isinstance(self.method, FedDRM):
+            raise FedlibError(
+                f"probes: drift compares FedDRM's two losses; {type(self.method).__name__} has no client head"
+            )
+        for client in self.plan.joins.keys() & self.plan.leaves.keys():
+            if self.plan.joins[client] > self.plan.leaves[client]:
+                raise FedlibError(
+                    f"joins and leaves: client {client} joins in round {self.plan.joins[client]}, after its last round "
+                    f"{self.plan.leaves[client]}; let it join earlier"
+                )
+        rows = len(self.shift["mean"]) if self.shift and self.shift["name"] == "standardise" else 1
+        if rows not in (1, self.clients):
+            raise FedlibError(
+                f"shift 'standardise': {rows} rows for {self.clients} clients; give one a client, or one for all"
+            )
 
     def description(self) -> dict[str, Any]:
         """Plain data, canonical: what the key is made of, and what experiment.json shows."""
@@ -151,9 +171,12 @@ def device() -> torch.device:
     """FEDLIB_DEVICE, or the first GPU, or the CPU."""
     name = os.environ.get("FEDLIB_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(name)
+        found = torch.device(name)
     except RuntimeError as error:
         raise FedlibError(f"FEDLIB_DEVICE: {name!r} is no device; use cpu or cuda") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise FedlibError(f"FEDLIB_DEVICE: torch finds no GPU for {name!r} on this machine; use cpu, or leave it unset")
+    return found
 
 
 def label(spec: Mapping[str, Any] | None) -> str:

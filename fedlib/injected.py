@@ -21,9 +21,9 @@ def check_injected(name: str) -> None:
     """Refuse injected parameters that notebook `name` (e.g. "feddrm/lambda_sweep") does not have or that do not fit.
 
     Refuses, too, another notebook's name when `fedlib reproduce` says which one is running: a copy that still bears
-    the original's name would write over its figure. To be called right after the parameters cell. Names and types are held against that cell as it stands in
-    notebooks/<name>.ipynb. Raises FedlibError naming the notebook, the key, the value and the mend. Does nothing
-    outside IPython or when nothing was injected.
+    the original's name would write over its figure. To be called right after the parameters cell. Names and types are
+    held against that cell as it stands in notebooks/<name>.ipynb. Raises FedlibError naming the notebook, the key, the
+    value and the mend. Does nothing more outside IPython or when nothing was injected.
     """
     running = os.environ.get("FEDLIB_NOTEBOOK", name)
     if running != name:

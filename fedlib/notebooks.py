@@ -135,9 +135,11 @@ def check_params(notebook: Notebook, scale: str) -> None:
         given = {}
     if not isinstance(given, dict):
         raise FedlibError(f"{file}: holds {_kind(given)}; give lines of NAME: VALUE")
-    check_values(str(file), given, defaults(notebook))
-    if given.get("scale", scale) != scale:
-        raise FedlibError(f"{file}: scale is {given['scale']!r}, but the file is in params/{scale}; make them agree")
+    valid = defaults(notebook)
+    check_values(str(file), given, valid)
+    if given.get("scale", None if "scale" in valid else scale) != scale:
+        found = f"scale is {given['scale']!r}" if "scale" in given else "it names no scale"
+        raise FedlibError(f"{file}: {found}, but the file is in params/{scale}; write scale: {scale}")
 
 
 def check_values(where: str, given: dict[str, Any], valid: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from fedlib import store
 from fedlib.notebooks import Notebook, discover, in_words, rows
 
 if TYPE_CHECKING:
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 def write(out: Path, scale: str, outcomes: dict[str, Outcome]) -> Path:
     """Write <out>/report.html about the notebooks that have an outcome (by name) at `scale`; return its path."""
     page = out / "report.html"
-    temporary = page.with_suffix(".tmp")
-    temporary.write_text(render(scale, outcomes, out), encoding="utf-8")
-    os.replace(temporary, page)
+    store.write_text(page, render(scale, outcomes, out))
     return page
 
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from fedlib import methods, store
 from fedlib.checks import FedlibError
+from fedlib.data.shift import Appearance, apply
 from fedlib.methods.feddrm import FedDRM, sent_to
 from fedlib.methods.method import State, Task, first_argmax
 from fedlib.metrics import CHUNK
@@ -37,7 +38,7 @@ from fedlib.training import prepare
 
 FORMAT = 1
 HEAD = ("head.weight", "head.bias")
-KEYS = {"format", "model", "shape", "classes", "sizes", "method", "run", "fedlib", "sha256"}
+KEYS = {"format", "model", "shape", "classes", "sizes", "method", "standardise", "run", "fedlib", "sha256"}
 
 
 class Routed(NamedTuple):
@@ -52,7 +53,8 @@ class Routed(NamedTuple):
 class Router:
     """network: FedDRM's, with the averaged tensors. weight (m, K, width), bias (m, K): the clients' own heads.
 
-    classes: their names. shape: (3, H, W) of a query. sizes: n_i. run: key of the run it comes from.
+    classes: their names. shape: (3, H, W) of a query. sizes: n_i. look: what is done to every query first, where the
+    run standardised all clients alike. run: key of the run it comes from.
     """
 
     network: nn.Module
@@ -61,6 +63,7 @@ class Router:
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
     sizes: tuple[int, ...]
+    look: Appearance
     run: str
 
     @torch.no_grad()
@@ -70,7 +73,7 @@ class Router:
         images: uint8, a tensor (N, 3, H, W) or an array (N, H, W, 3), of the H and W that the network was trained on.
         Raises FedlibError for any other type or shape.
         """
-        chunks = [self._route(prepare(x)) for x in self._checked(images).split(CHUNK)]
+        chunks = [self._route(prepare(x)) for x in apply(self._checked(images), self.look).split(CHUNK)]
         return Routed(*(torch.cat(column) for column in zip(*chunks, strict=True)))
 
     def _route(self, x: Tensor) -> Routed:
@@ -125,17 +128,18 @@ def save(run: Run, folder: str | Path) -> None:
     tensors = now.server.weights | {name: torch.stack([own[name] for own in states]) for name in HEAD}
     plain = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     payload = safetensors.torch.save(plain)
-    about = {
+    about: dict[str, Any] = {
         "format": FORMAT,
         "model": dict(run.experiment.model),
         "shape": federation.shape,
         "classes": federation.classes,
         "sizes": federation.sizes,
         "method": described,
+        "standardise": _common_statistics(run.experiment.shift),
         "run": run.key,
         "fedlib": store.version(),
-        "sha256": hashlib.sha256(payload).hexdigest(),
     }
+    about["sha256"] = _digest(payload, about)
     store.write(Path(folder) / "weights.safetensors", lambda to: to.write_bytes(payload))
     store.write_text(Path(folder) / "router.json", json.dumps(about, indent=1) + "\n")
 
@@ -145,8 +149,8 @@ def load(folder: str | Path) -> Router:
     about = _about(Path(folder) / "router.json")
     file = Path(folder) / "weights.safetensors"
     payload = _bytes(file)
-    if hashlib.sha256(payload).hexdigest() != about["sha256"]:
-        raise _damaged(file, "it is not the file that router.json describes")
+    if _digest(payload, about) != about["sha256"]:
+        raise _damaged(Path(folder), "weights.safetensors and router.json are not as they were written together")
     try:
         tensors = safetensors.torch.load(payload)
         return _rebuilt(about, tensors)
@@ -161,9 +165,41 @@ def _rebuilt(about: Mapping[str, Any], tensors: State) -> Router:
     with torch.random.fork_rng(devices=[]):
         network = methods.make(about["method"]).build(task)
     weight, bias = (tensors[name] for name in HEAD)
+    _check(sizes, weight, bias, tensors)
     network.load_state_dict(tensors | {"head.weight": weight[0], "head.bias": bias[0]})
     network = network.to(memory_format=torch.channels_last).eval()
-    return Router(network, weight, bias, tuple(about["classes"]), shape, sizes, about["run"])
+    common = about["standardise"]
+    look = Appearance(mean=tuple(common["mean"]), std=tuple(common["std"])) if common else Appearance()
+    return Router(network, weight, bias, tuple(about["classes"]), shape, sizes, look, about["run"])
+
+
+def _check(sizes: tuple[Any, ...], weight: Tensor, bias: Tensor, tensors: State) -> None:
+    """Raise ValueError unless there is a size and a head for each client, and every number is finite."""
+    if not sizes or any(type(n) is not int or n < 1 for n in sizes):
+        raise ValueError(f"sizes are {list(sizes)}, not a whole number above 0 for each client")
+    if weight.ndim != 3 or not len(sizes) == len(weight) == len(bias):
+        raise ValueError(f"{len(sizes)} sizes, but heads of shape {tuple(weight.shape)}")
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32 or not tensor.isfinite().all():
+            raise ValueError(f"{name} is {tensor.dtype}, or not finite")
+
+
+def _common_statistics(shift: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What every query has to be standardised by before it is routed."""
+    if shift is None or shift["name"] != "standardise":
+        return None
+    if len(shift["mean"]) > 1:
+        raise FedlibError(
+            "router: this run standardises each image by its own client's statistics, but a query's client is not "
+            "known; train with one row of mean and std for all"
+        )
+    return {"mean": list(shift["mean"][0]), "std": list(shift["std"][0])}
+
+
+def _digest(payload: bytes, about: Mapping[str, Any]) -> str:
+    """SHA-256 of the weights and of all that router.json says beside it."""
+    described = {name: value for name, value in about.items() if name != "sha256"}
+    return hashlib.sha256(payload + json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -171,7 +207,7 @@ def _about(path: Path) -> dict[str, Any]:
     try:
         about = json.loads(text)
         number = about["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
     if number != FORMAT:
         raise FedlibError(

@@ -111,6 +111,10 @@ def _train(
         return total
 
     def after_round(now: Snapshot) -> None:
+        bad = next((name for name, tensor in now.server.weights.items() if not tensor.isfinite().all()), None)
+        if bad is not None:
+            where = f"{type(experiment.method).__name__}, round {now.server.round}"
+            raise FedlibError(f"{where}: the averaged {bad} is not finite; lower lr")
         emit(events, event="round", key=key, round=now.server.round, rounds=experiment.plan.rounds)
         if bar is not None:
             bar.advance()
@@ -155,8 +159,8 @@ def run_all(experiments: Iterable[Experiment], jobs: int | None = None) -> pd.Da
         sum(e.plan.rounds for e in missing.values()), f"{len(missing)} runs to train, {len(keyed) - len(missing)} kept"
     )
     try:
-        for experiment in missing.values():  # a federation that cannot be made is an error before any training
-            experiment.federation()
+        for experiment in missing.values():  # what cannot be made is an error before any training
+            experiment.method.build(experiment.task(experiment.federation()))
         _train_all(missing, jobs, bar)
     finally:
         bar.close()

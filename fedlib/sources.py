@@ -29,11 +29,15 @@ def _tree(path: Path, changed: float) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _imports(tree: ast.Module, package: str) -> set[str]:
-    found = set()
+def _imports(tree: ast.Module, module: str) -> set[str]:
+    """What `module`, whose code `tree` is, imports of its own package; relative imports too."""
+    found, package = set(), module.split(".")[0]
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == package:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        if isinstance(node, ast.ImportFrom):
+            home = module.rsplit(".", node.level)[0] if node.level else ""
+            name = ".".join(part for part in (home, node.module) if part)
+            if name.split(".")[0] == package:
+                found |= {name, *(f"{name}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name.split(".")[0] == package}
     return found
@@ -71,5 +75,5 @@ def fingerprints(modules: Iterable[str]) -> dict[str, str]:
         seen[module] = _digest(path, changed)
         if _first_seen.setdefault(path, seen[module]) != seen[module]:
             raise FedlibError(f"{path} has changed, but the old code is still loaded; restart Python (or the kernel)")
-        waiting += sorted(_imports(_tree(path, changed), module.split(".")[0]))
+        waiting += sorted(_imports(_tree(path, changed), module))
     return dict(sorted(seen.items()))

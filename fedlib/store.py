@@ -31,9 +31,9 @@ from fedlib.rounds import Snapshot
 def write(path: Path, how: Callable[[Path], object]) -> None:
     """Write through `how` under a temporary name, then rename. Raises FedlibError when the disk is full.
 
-    The temporary name is always the same, so that what a kill leaves is overwritten: the run's lock is held.
+    The temporary name is this process's own: two processes may write the same figure at once, and the last one wins.
     """
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         how(temporary)

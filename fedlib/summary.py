@@ -135,8 +135,10 @@ def lead(final: pd.DataFrame, metric: str, first: str, rivals: Sequence[str]) ->
         raise FedlibError(f"lead: {len(table)} seeds; give at least two, so that one can choose for another")
     for method in (first, *rivals):
         check_choice("lead: method", method, table.columns)
-    if not rivals or first in rivals:
-        raise FedlibError(f"lead: the rivals of {first} are {list(rivals)}; name at least one, and not {first} itself")
+    if not rivals or len({first, *rivals}) != 1 + len(rivals):
+        raise FedlibError(
+            f"lead: the rivals of {first} are {list(rivals)}; name at least one, each once, and not {first} itself"
+        )
     table = table[[first, *rivals]]
     _check_complete("lead", table, metric)
     return (table[first] - _best_on_the_others(table[list(rivals)])).tolist()
@@ -175,6 +177,9 @@ def of_clients(table: pd.DataFrame, metric: str, clients: Sequence[int], rounds:
         check_choice("of_clients: round", round, sorted(rows["round"].unique()))
     rows = rows[rows["client"].isin(clients) & rows["round"].isin(rounds)]
     _check_one_run_a_seed("of_clients", rows, ["client", "round"])
+    for seed, held in rows.groupby("seed").size().items():
+        if held != len(set(clients)) * len(set(rounds)):
+            raise FedlibError(f"of_clients: seed {seed} lacks a client or a round that another has; run all alike")
     return 100 * rows.groupby("seed")["value"].mean()
 
 

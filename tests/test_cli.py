@@ -208,3 +208,27 @@ def test_clean_keeps_runs_unless_told(project: Project, capsys: pytest.CaptureFi
     assert "add --yes" in capsys.readouterr().err and (project.root / "runs").exists()
     assert main(["clean", "--runs", "--yes"]) == 0
     assert not (project.root / "runs").exists()
+
+
+def test_a_report_that_fails_does_not_hide_the_outcomes(
+    project: Project, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise KeyError("table")
+
+    project.notebook("good", "print(1)")
+    monkeypatch.setattr("fedlib.report.write", broken)
+    assert main(["reproduce"]) == 1
+    said = capsys.readouterr()
+    assert "good" in said.out and "ok" in said.out
+    assert "error: the report could not be written (KeyError: 'table')" in said.err
+
+
+def test_data_check_goes_on_after_a_bad_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.npz").write_bytes(b"PK")
+    monkeypatch.setenv("FEDLIB_DATA", str(tmp_path))
+    assert main(["data", "check", "broken", "digits"]) == 2
+    said = capsys.readouterr()
+    assert "error: broken: " in said.err and "digits: good, 1,437 train and 360 test images in 10 classes" in said.out

@@ -75,3 +75,12 @@ def test_papermill_stops_at_a_mistyped_parameter(project):
     errors = [o for cell in nbformat.read(out, 4).cells for o in cell.get("outputs", []) if o.output_type == "error"]
     assert [e.ename for e in errors] == ["FedlibError"]
     assert errors[0].evalue.startswith("notebook feddrm/sweep, injected parameters: lr: 'fast' is text")
+
+
+def test_a_copy_that_bears_the_original_s_name_is_refused(monkeypatch):
+    monkeypatch.setenv("FEDLIB_NOTEBOOK", "mine/copy")
+    with pytest.raises(
+        FedlibError, match="notebook mine/copy calls itself 'feddrm/sweep'; write its own name in check_"
+    ):
+        injected.check_injected("feddrm/sweep")
+    injected.check_injected("mine/copy")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import tiny
 import torch
 
 from fedlib import router
-from fedlib.analysis.routing import crowd_of
+from fedlib.analysis.routing import crowd_of, routers
 from fedlib.checks import FedlibError
 from fedlib.engines import one_thread
 from fedlib.methods.fedavg import FedAvg
@@ -190,7 +191,7 @@ def test_weights_that_were_cut_or_exchanged_are_damaged(copy: Path):
     whole = file.read_bytes()
     for other in (whole[:-4], b"", whole[:-1] + bytes([whole[-1] ^ 1])):
         file.write_bytes(other)
-        with pytest.raises(FedlibError, match=r"weights.safetensors is damaged .* save the run's router again"):
+        with pytest.raises(FedlibError, match=r"weights.safetensors and router.json are not as they were written"):
             router.load(copy)
 
 
@@ -216,3 +217,32 @@ def test_a_folder_that_cannot_be_written_is_named(trained: Run, tmp_path: Path):
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(FedlibError, match=r"cannot write .*taken/weights.safetensors"):
         router.save(trained, tmp_path / "taken")
+
+
+@pytest.mark.parametrize("sizes", [[1, 1000, 1], [0, 5, 5], [5, 5], [-1, 5, 5], [None, 5, 5], ["5", "5", "5"]])
+def test_sizes_that_were_changed_are_refused(copy: Path, sizes: list[object]):
+    about = json.loads((copy / "router.json").read_text())
+    (copy / "router.json").write_text(json.dumps(about | {"sizes": sizes}))
+    with pytest.raises(FedlibError, match="are not as they were written together"):
+        router.load(copy)
+    signed = about | {"sizes": sizes}
+    signed["sha256"] = router._digest((copy / "weights.safetensors").read_bytes(), signed)
+    (copy / "router.json").write_text(json.dumps(signed))
+    if sizes == [1, 1000, 1]:  # what can be sizes is believed to who signs it
+        assert router.load(copy).sizes == (1, 1000, 1)
+    else:
+        with pytest.raises(FedlibError, match=r"is damaged .*sizes"):
+            router.load(copy)
+
+
+def test_common_statistics_go_with_the_router_and_own_ones_are_refused(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("FEDLIB_RUNS", str(tmp_path / "runs"))
+    common = {"name": "standardise", "mean": [[0.5, 0.4, 0.3]], "std": [[0.2, 0.2, 0.2]]}
+    done = run(tiny.experiment(FedDRM(), shift=common))
+    router.save(done, tmp_path / "router")
+    raw = replace(done.experiment, shift=None).federation().pooled_test()[0].images
+    density = routers(crowd_of(done))["density router"]
+    assert torch.equal(router.load(tmp_path / "router").route(raw).client, density)
+    own = common | {"mean": common["mean"] * 3, "std": common["std"] * 3}
+    with pytest.raises(FedlibError, match="a query's client is not known; train with one row of mean and std for all"):
+        router.save(run(tiny.experiment(FedDRM(), shift=own)), tmp_path / "other")

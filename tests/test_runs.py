@@ -19,6 +19,7 @@ from filelock import FileLock
 from fedlib import runs, store
 from fedlib.checks import FedlibError
 from fedlib.experiment import Experiment
+from fedlib.methods import make
 from fedlib.methods.fedavg import FedAvg
 from fedlib.methods.feddrm import FedDRM
 from fedlib.methods.fedper import FedPer
@@ -331,3 +332,18 @@ def test_progress_tells_the_plan_every_round_and_the_end(told: Callable[[], list
     assert events[0] == {"event": "plan", "total": 1, "kept": 0}
     assert events[1:4] == [{"event": "round", "key": asked.key(), "round": t, "rounds": 3} for t in (1, 2, 3)]
     assert (events[4]["event"], events[4]["key"], len(events)) == ("trained", asked.key(), 5)
+
+
+def test_weights_that_are_no_numbers_are_not_kept_even_in_the_last_round():
+    """The loss of a next step, which would tell, never comes."""
+    asked = tiny.experiment(tiny.Poisons(), rounds=1)
+    with pytest.raises(FedlibError, match=r"Poisons, round 1: the averaged head.bias is not finite; lower lr"):
+        run(asked)
+    assert not is_kept(asked.key())
+
+
+def test_a_network_that_cannot_be_made_is_an_error_before_any_training(told: Callable[[], list[dict]]):
+    bad = tiny.experiment(make({"name": "FedALA", "top_layers": 99}))
+    with pytest.raises(FedlibError, match=r"FedALA.top_layers: 99 is more than the"):
+        run_all([tiny.experiment(), bad], jobs=1)
+    assert not is_kept(tiny.experiment().key())

@@ -106,3 +106,9 @@ def test_code_that_changed_under_a_running_python_is_refused(rooms: Rooms):
 
 def test_modules_without_source_are_left_out(rooms: Rooms):
     assert fingerprints(["builtins", "math", "no.such.module"]) == {}
+
+
+def test_relative_imports_count_too(rooms: Rooms):
+    first = rooms.write("outer", "from .inner import depth\nfrom . import unused\n")
+    assert set(first) == {"rooms", "rooms.outer", "rooms.inner", "rooms.unused"}
+    assert rooms.write("inner", "def depth(): return 2")["rooms.inner"] != first["rooms.inner"]

@@ -304,7 +304,7 @@ def test_the_lead_is_over_the_rival_that_the_other_seeds_choose():
         ({"A": [1], "B": [1]}, ["B"], "lead: 1 seeds; give at least two"),
         ({"A": [1, 2], "B": [1, 2]}, ["b"], "lead: method: 'b' is unknown; did you mean 'B'"),
         ({"A": [1, 2], "B": [1, 2]}, [], r"the rivals of A are \[\]; name at least one"),
-        ({"A": [1, 2], "B": [1, 2]}, ["A", "B"], "and not A itself"),
+        ({"A": [1, 2], "B": [1, 2]}, ["A", "B"], "each once, and not A itself"),
         ({"A": [1, 2], "B": [1]}, ["B"], "lead: seed 1 has no s@p at method B; run all values on all seeds"),
     ],
 )

@@ -15,7 +15,7 @@ from fedlib.data.federation import Client, Federation, Samples
 from fedlib.engines import Engine, Serial
 from fedlib.experiment import Experiment, make_experiment
 from fedlib.methods.fedavg import FedAvg
-from fedlib.methods.method import Method, State, Task, Work
+from fedlib.methods.method import Method, State, Task, Upload, Work
 from fedlib.rounds import Plan, Snapshot, federate
 from fedlib.runs import run
 from fedlib.training import Batch, Local, Terms
@@ -92,6 +92,17 @@ class Explodes(Method):
         if ends and work.client == 1 and work.round >= self.at:
             terms["total"] = terms["total"] * float("nan")
         return terms
+
+
+@dataclass(frozen=True)
+class Poisons(Method):
+    """FedAvg whose client 1 sends weights that are no numbers, though its losses were."""
+
+    def upload(self, work: Work, losses: dict[str, float]) -> Upload:
+        sent = super().upload(work, losses)
+        if work.client == 1:
+            sent.weights["head.bias"].fill_(float("nan"))
+        return sent
 
 
 def run_in(folder: str, events: str, asked: Experiment) -> None:

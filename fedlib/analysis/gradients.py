@@ -33,9 +33,10 @@ def relative_drift(gradients: Tensor, shares: Tensor) -> tuple[Tensor, Tensor]:
 def branch_gradients(model: nn.Module, client: Client) -> dict[str, Tensor]:
     """The four gradients of one client, each flat: class and client loss, backbone and own last layer.
 
-    Over at most 512 of its training samples, on the whole image.
+    Over at most 512 of its training samples, evenly spaced through them (they may be sorted), on the whole image.
     """
-    x, y = prepare(client.train.images[:SAMPLES]), client.train.labels[:SAMPLES]
+    stride = -(-len(client.train) // SAMPLES)
+    x, y = prepare(client.train.images[::stride]), client.train.labels[::stride]
     a, c = model(x)
     losses = {"class": F.cross_entropy(a, y), "client": F.cross_entropy(c, torch.full_like(y, client.index))}
     last = {"class": model.head, "client": model.client_head}

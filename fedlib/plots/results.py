@@ -89,7 +89,9 @@ def sweep(
         beside_it = offset_copy(axes.transData, figure, x=6, units="points")
         axes.scatter(dots[x], dots["value"], color=colour, alpha=0.5, s=14, linewidth=0, transform=beside_it)
         axes.margins(x=0.09)
-        axes.set(xlabel=SYMBOLS.get(x, x), ylabel="accuracy (%)" if together and "@" in metric else _label(metrics, metric))
+        axes.set(
+            xlabel=SYMBOLS.get(x, x), ylabel="accuracy (%)" if together and "@" in metric else _label(metrics, metric)
+        )
     for axes in grid[0]:
         _mark(axes, marks or {})
     if together:
