@@ -73,8 +73,6 @@ class Experiment:
         shifts.check_spec(self.shift)
         models.check_spec(self.model)
         check_probes(self.probes)
-        if "validation" in self.probes and self.validation_share == 0:
-            raise FedlibError("probes: validation needs validation samples; set validation_share above 0, such as 0.1")
         for t in range(1, self.plan.rounds + 1):
             self.plan.present(self.clients, t)
         self._check_together()
@@ -83,6 +81,8 @@ class Experiment:
 
     def _check_together(self) -> None:
         """What only several settings together can tell."""
+        if "validation" in self.probes and self.validation_share == 0:
+            raise FedlibError("probes: validation needs validation samples; set validation_share above 0, such as 0.1")
         if "drift" in self.probes and not isinstance(self.method, FedDRM):
             raise FedlibError(
                 f"probes: drift compares FedDRM's two losses; {type(self.method).__name__} has no client head"
