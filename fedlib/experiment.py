@@ -33,7 +33,8 @@ class Experiment:
 
     data, samples: the data set's name, and how many of its images to draw (None: all).
     clients, partition, shift: m, and the specs of data.partition and data.shift.
-    test_share, validation_share: of each client's samples; validation is taken from the training part.
+    test_share, validation_share: of each client's samples; validation is taken from the training part. test_share 0:
+        clients are trained on the official training part, and tested on the official test part, domain by domain.
     model: the spec of models.build. local, plan: what happens within and between rounds.
     probes: names of extra measurements (probes.PROBES) at every evaluated round.
     seed: of the partition, the initial network, the cohorts and the mini-batches.
@@ -67,7 +68,7 @@ class Experiment:
             check_number("samples", self.samples, least=1, whole=True)
         check_number("clients", self.clients, least=1, whole=True)
         check_number("seed", self.seed, least=0, whole=True)
-        check_number("test_share", self.test_share, above=0.0, below=1.0)
+        check_number("test_share", self.test_share, least=0.0, below=1.0)
         check_number("validation_share", self.validation_share, least=0.0, below=1.0)
         partitions.check_spec(self.partition)
         shifts.check_spec(self.shift)
@@ -87,6 +88,11 @@ class Experiment:
             raise FedlibError(
                 f"probes: drift compares FedDRM's two losses; {type(self.method).__name__} has no client head"
             )
+        if self.test_share == 0:
+            own = [name for name in self.probes if name in ("validation", "random_crop")]
+            if own or self.shift:
+                what = f"probes: {own[0]}" if own else f"shift: {self.shift}"
+                raise FedlibError(f"{what} needs test samples of each client; set test_share above 0, such as 0.3")
         for client in self.plan.joins.keys() & self.plan.leaves.keys():
             if self.plan.joins[client] > self.plan.leaves[client]:
                 raise FedlibError(
@@ -126,7 +132,8 @@ class Experiment:
     def task(self, federation: Federation) -> Task:
         """What method.build needs to know."""
         classes = len(federation.classes)
-        return Task(self.model, federation.shape, classes, federation.sizes, self.plan.rounds, self.seed)
+        domains = tuple(client.domain for client in federation.clients)
+        return Task(self.model, federation.shape, classes, federation.sizes, self.plan.rounds, self.seed, domains)
 
     def sources(self) -> dict[str, str]:
         """Fingerprints of the modules that decide this run's result."""

@@ -7,7 +7,12 @@ global@pooled    the one global model on all clients' test samples
 system@pooled    queries of unknown origin: routed or voted, then predicted, on all clients' test samples; also one
                  value a client, on the queries that come from it
 router@pooled    sum_i (n_i / n) P(sent to i | from i), and its terms, one value a client
-In square brackets: the variant, e.g. system@pooled[posterior router].
+Where the clients keep no test samples of their own (test_share 0), the official test part is the test instead:
+
+domain@central   top-1 on each domain's test part, named in square brackets, and their plain mean (the F²DC paper's AVG)
+domain_std@central, worst@central   their sample standard deviation (ddof 1; the paper's STD) and their minimum
+
+In square brackets otherwise: the variant, e.g. system@pooled[posterior router].
 """
 
 from __future__ import annotations
@@ -54,7 +59,7 @@ class Crowd:
         crop: torch.Generator | None = None,
     ) -> None:
         self.method, self.model, self.server, self.crop = method, model, server, crop
-        self.memories = memories
+        self.memories, self.federation = memories, federation
         self.samples, self.origin = federation.pooled_test()
         self.shares = torch.tensor(federation.shares, dtype=torch.float32, device=self.samples.labels.device)
 
@@ -81,6 +86,37 @@ class Crowd:
         self.model.eval()
         for view in self._views:
             collect(self.model(prepare(view) if view.dtype == torch.uint8 else view))
+
+    @cached_property
+    def domain_states(self) -> list[State]:
+        """For each domain of the official test part, the weights that answer: the mean over the domain's clients.
+
+        Where all parts are shared that is theta itself. A domain that no client has is answered by the mean over all.
+        """
+        homes = [client.domain for client in self.federation.clients]
+        found = []
+        for q in range(len(self.federation.central)):
+            members = [state for state, home in zip(self.states, homes, strict=True) if home == q] or self.states
+            means = {name: _mean([state[name] for state in members]) for name in self._own}
+            found.append(self.states[0] | means)
+        return found
+
+    @torch.no_grad()
+    def domain_accuracies(self, forward: Callable[[nn.Module, Tensor], Any] | None = None) -> Tensor:
+        """(Q,): top-1 accuracy on each domain's official test part, answered by `domain_states`.
+
+        forward: raw outputs from the network in evaluation mode and float images, if it is not the network's own call.
+        """
+        accuracies = []
+        for state, samples in zip(self.domain_states, self.federation.central.values(), strict=True):
+            self.model.load_state_dict(state)
+            self.model.eval()
+            right = torch.zeros((), device=samples.labels.device)
+            for x, y in zip(samples.images.split(CHUNK), samples.labels.split(CHUNK), strict=True):
+                outputs = self.model(prepare(x)) if forward is None else forward(self.model, prepare(x))
+                right += (self.method.class_logits(outputs).argmax(-1) == y).sum()
+            accuracies.append(right / len(samples))
+        return torch.stack(accuracies)
 
     @cached_property
     def _shared_pass(self) -> tuple[Any, Tensor]:
@@ -132,8 +168,28 @@ class Crowd:
         return self._logits_under(self.server.weights)
 
 
+def _mean(tensors: Sequence[Tensor]) -> Tensor:
+    """The plain mean, in float64, in the type of the tensors."""
+    return torch.stack([tensor.double() for tensor in tensors]).mean(0).to(tensors[0].dtype)
+
+
+def central(crowd: Crowd, moment: str, variant: str = "", accuracies: Tensor | None = None) -> list[Row]:
+    """The metrics on the official test part. variant: a suffix in square brackets, for other `accuracies` (Q,)."""
+    values = (crowd.domain_accuracies() if accuracies is None else accuracies).cpu()
+    names = list(crowd.federation.central)
+    spread = values.std() if len(values) > 1 else torch.zeros(())
+    found = {f"domain@central[{name}]": value for name, value in zip(names, values, strict=True)}
+    found |= {"domain@central": values.mean(), "domain_std@central": spread, "worst@central": values.min()}
+    return [Row(crowd.server.round, f"{metric}{variant}", moment, -1, float(v)) for metric, v in found.items()]
+
+
 def evaluate(crowd: Crowd, moment: str) -> list[Row]:
     """All metrics of one round."""
+    return central(crowd, moment) if crowd.federation.central else local(crowd, moment)
+
+
+def local(crowd: Crowd, moment: str) -> list[Row]:
+    """The metrics on the clients' own test samples, and on all of them pooled."""
     rows: list[Row] = []
     truth, origin, shares = crowd.samples.labels, crowd.origin, crowd.shares
 
@@ -144,12 +200,12 @@ def evaluate(crowd: Crowd, moment: str) -> list[Row]:
         rows.append(Row(crowd.server.round, metric, when, client, float(value)))
 
     own = crowd.logits().argmax(-1)[origin, torch.arange(len(truth), device=truth.device)]
-    local = per_client(own == truth)
-    for i, accuracy in enumerate(local):
+    accuracies = per_client(own == truth)
+    for i, accuracy in enumerate(accuracies):
         add("personal@local", accuracy, i)
-    add("personal@local", shares @ local)
-    add("personal@local[plain mean]", local.mean())
-    add("worst@local", local.min())
+    add("personal@local", shares @ accuracies)
+    add("personal@local[plain mean]", accuracies.mean())
+    add("worst@local", accuracies.min())
     one = crowd.global_logits()
     if one is not None:
         right = one.argmax(-1) == truth

@@ -153,7 +153,16 @@ def step(site: Site, model: nn.Module, now: Snapshot, engine: Engine, cohort: li
             up += size(upload.weights) + size(upload.extra)
             yield upload
 
-    now.server = site.method.aggregate(now.server, received(engine.map(site, model, given())))
+    where = f"{type(site.method).__name__}, round {t}"
+    try:
+        now.server = site.method.aggregate(now.server, received(engine.map(site, model, given())))
+    except FedlibError:
+        raise
+    except Exception as error:
+        raise FedlibError(f"{where}, aggregate: {type(error).__name__}: {error}") from error
+    bad = next((name for name, tensor in now.server.weights.items() if not tensor.isfinite().all()), None)
+    if bad is not None:
+        raise FedlibError(f"{where}: the averaged {bad} is not finite; lower lr")
     total = sum(samples for samples, _ in losses)
     for name in losses[0][1]:
         mean = sum(samples * terms[name] for samples, terms in losses) / total

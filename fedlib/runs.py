@@ -111,10 +111,6 @@ def _train(
         return total
 
     def after_round(now: Snapshot) -> None:
-        bad = next((name for name, tensor in now.server.weights.items() if not tensor.isfinite().all()), None)
-        if bad is not None:
-            where = f"{type(experiment.method).__name__}, round {now.server.round}"
-            raise FedlibError(f"{where}: the averaged {bad} is not finite; lower lr")
         emit(events, event="round", key=key, round=now.server.round, rounds=experiment.plan.rounds)
         if bar is not None:
             bar.advance()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedlib.checks import FedlibError, check_choice, check_number, whole_as_float
 from fedlib.data.federation import Samples
-from fedlib.data.shift import random_resized_crop
+from fedlib.data.shift import padded_crop, random_flip, random_resized_crop
 
 Terms = dict[str, Tensor]
 Gradient = Callable[[Callable[[], Terms], Sequence[nn.Parameter]], Terms]
@@ -38,6 +38,7 @@ class Local:
     batch_size: B; the last, smaller batch of a pass is used.
     momentum, weight_decay: of SGD, on every parameter; the optimiser is new in every round.
     crop: random resized crop of training images (area 0.9 to 1).
+    padding, flip: random crop after padding by so many pixels (0: none), and mirroring, of training images.
     precision: "float32", or "bfloat16" (autocast) on a machine that has it in hardware.
     """
 
@@ -47,6 +48,8 @@ class Local:
     momentum: float = 0.9
     weight_decay: float = 5.0e-4
     crop: bool = True
+    padding: int = 0
+    flip: bool = False
     precision: str = "float32"
 
     def __post_init__(self) -> None:
@@ -59,6 +62,12 @@ class Local:
         check_number("momentum", self.momentum, least=0.0, below=1.0)
         check_number("weight_decay", self.weight_decay, least=0.0)
         check_choice("crop", self.crop, (True, False))
+        check_choice("flip", self.flip, (True, False))
+        check_number("padding", self.padding, least=0, whole=True)
+        if self.crop and self.padding:
+            raise FedlibError(
+                f"crop: true, padding: {self.padding}: two random crops; keep one, with crop: false or padding: 0"
+            )
         check_choice("precision", self.precision, ("float32", "bfloat16"))
         whole_as_float(self)
 
@@ -91,9 +100,18 @@ def batches(samples: Samples, local: Local, client: int, generator: torch.Genera
     while left > 0:
         order = torch.randperm(len(samples), generator=generator).to(samples.labels.device)
         for index in order.split(local.batch_size)[:left]:
-            x = prepare(samples.images[index])
-            yield Batch(random_resized_crop(x, generator) if local.crop else x, samples.labels[index], client)
+            yield Batch(augment(samples.images[index], local, generator), samples.labels[index], client)
             left -= 1
+
+
+def augment(images: Tensor, local: Local, generator: torch.Generator) -> Tensor:
+    """Training images, uint8 (B, 3, H, W), as the network meets them: randomly cut and mirrored, float in [-1, 1]."""
+    if local.padding:
+        images = padded_crop(images, local.padding, generator)
+    if local.flip:
+        images = random_flip(images, generator)
+    x = prepare(images)
+    return random_resized_crop(x, generator) if local.crop else x
 
 
 @contextlib.contextmanager
@@ -132,6 +150,10 @@ def sgd(
     the mean of each term over the steps. Raises NotFinite, naming the step, after the last one: looking at each loss
     as it comes would stall a GPU.
     """
+    if not parameters:
+        raise FedlibError(
+            "no parameter is left to train in this phase; take a model with a backbone, such as small_cnn"
+        )
     model.train()
     optimiser = torch.optim.SGD(parameters, lr, local.momentum, weight_decay=local.weight_decay, fused=True)
     record: dict[str, list[Tensor]] = {}

@@ -47,7 +47,7 @@ DIRICHLET = {"name": "dirichlet", "alpha": 0.3}
         ({"samples": 0}, "samples: 0 is out of range"),
         ({"seed": -1}, "seed: -1 is out of range"),
         ({"seed": "0"}, "seed: '0' is str, not a whole number"),
-        ({"test_share": 0.0}, "test_share: 0.0 is out of range"),
+        ({"test_share": -0.1}, "test_share: -0.1 is out of range"),
         ({"test_share": 1}, "test_share: 1 is out of range"),
         ({"validation_share": 1.0}, "validation_share: 1.0 is out of range"),
         ({"probes": ("drift",)}, "probes: drift compares FedDRM's two losses; FedAvg has no client head"),

@@ -19,7 +19,7 @@ from fedlib.methods.method import (
     Server,
     initial_state,
 )
-from fedlib.metrics import Crowd, evaluate
+from fedlib.metrics import Crowd, local
 from fedlib.rounds import Plan
 from fedlib.training import Local, prepare
 
@@ -94,7 +94,7 @@ A, B = [1.0, 0.0], [0.0, 1.0]
 
 def test_every_metric_by_hand():
     """Client 0 predicts 0, 1, 0 for its own 0, 1, 1; client 1 predicts 1 for its own 0; shares 0.2, 0.8."""
-    rows = evaluate(Oracle([[A, B, A, A], [B, B, B, B]], [A, A, A, A], origin=[0, 1, 0, 1]), "after_local")
+    rows = local(Oracle([[A, B, A, A], [B, B, B, B]], [A, A, A, A], origin=[0, 1, 0, 1]), "after_local")
     got = {(row.metric, row.client): (row.value, row.moment) for row in rows}
     assert {row.round for row in rows} == {7}
     two_thirds = pytest.approx(2 / 3)
@@ -121,5 +121,5 @@ def test_every_metric_by_hand():
 
 
 def test_there_is_no_global_metric_without_a_global_model():
-    rows = evaluate(Oracle([[A, B, A, A], [B, B, B, B]], None, origin=[0, 0, 0, 0]), "after_aggregation")
+    rows = local(Oracle([[A, B, A, A], [B, B, B, B]], None, origin=[0, 0, 0, 0]), "after_aggregation")
     assert not [row.metric for row in rows if row.metric.startswith("global")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -35,22 +35,36 @@ class Samples:
 
 @dataclass(frozen=True)
 class Client:
-    """One client's own samples. `validation` is empty unless a share of the training part was asked for."""
+    """One client's own samples. `validation` is empty unless a share of the training part was asked for.
+
+    domain: index of the one domain that all its samples come from; -1: several, or the data set has none.
+    """
 
     index: int
     train: Samples
     validation: Samples
     test: Samples
+    domain: int = -1
+
+    def to(self, device: torch.device) -> Client:
+        return replace(
+            self, train=self.train.to(device), validation=self.validation.to(device), test=self.test.to(device)
+        )
 
 
 @dataclass(frozen=True)
 class Federation:
-    """m clients over the same classes."""
+    """m clients over the same classes.
+
+    central: the official test part, one entry a domain (a single one where the data set has no domains); empty when
+    the clients keep test samples of their own.
+    """
 
     name: str
     clients: tuple[Client, ...]
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
+    central: Mapping[str, Samples] = field(default_factory=dict)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -78,10 +92,9 @@ class Federation:
         return partitions.skew_report(np.concatenate(held), parts, len(self.classes))
 
     def to(self, device: torch.device) -> Federation:
-        clients = tuple(
-            Client(c.index, c.train.to(device), c.validation.to(device), c.test.to(device)) for c in self.clients
-        )
-        return Federation(self.name, clients, self.classes, self.shape)
+        clients = tuple(client.to(device) for client in self.clients)
+        central = {name: samples.to(device) for name, samples in self.central.items()}
+        return replace(self, clients=clients, central=central)
 
 
 def _samples(pool: Pool, index: np.ndarray, look: shifts.Appearance) -> Samples:
@@ -114,26 +127,52 @@ def make_federation(
     test_share: float = 0.3,
     validation_share: float = 0.0,
 ) -> Federation:
-    """Divide a pool among clients by label, then split each client's own samples (FedDRM spec, 3.1).
+    """Divide a pool among clients, then split each client's own samples (FedDRM spec, 3.1).
 
-    Every client's images, train and test alike, are then given that client's fixed appearance (spec, 3.3). The
+    test_share: of each client's samples. 0: the clients divide the official training part and keep all of it, and the
+    official test part is the test, domain by domain (F²DC spec, 3.1).
+
+    Every client's images, train and test alike, are then given that client's fixed appearance (FedDRM spec, 3.3). The
     colour operations act on single pixels, so they are applied once here, before the random crop of training.
     """
     pool = subset(pool, samples, numpy_stream(seed, "subset"))
-    parts = partitions.partition(
-        partition, pool.partition_labels, clients, numpy_stream(seed, "partition"), pool.domains
-    )
+    offered = np.flatnonzero(pool.split == 0) if test_share == 0 else np.arange(len(pool))
+    domains = None if pool.domains is None else pool.domains[offered]
+    rng = numpy_stream(seed, "partition")
+    parts = partitions.partition(partition, pool.partition_labels[offered], clients, rng, domains)
     members = []
-    for i, index in enumerate(parts):
+    for i, index in enumerate(offered[part] for part in parts):
         try:
-            train, validation, test = partitions.split(
-                index, numpy_stream(seed, "split", i), test_share, validation_share
-            )
+            split = partitions.split(index, numpy_stream(seed, "split", i), test_share, validation_share)
         except FedlibError as error:
             raise FedlibError(
                 f"client {i} of {clients} on {pool.name!r} by {partition.get('name')}: {error}"
             ) from error
         look = shifts.appearance(shift, i)
-        members.append(Client(i, *(_samples(pool, part, look) for part in (train, validation, test))))
+        train, validation, test = (_samples(pool, part, look) for part in split)
+        members.append(Client(i, train, validation, test, _domain(pool, index)))
+    central = _central(pool) if test_share == 0 else {}
     shape = pool.images.shape[1:]
-    return Federation(pool.name, tuple(members), pool.classes, (shape[0], shape[1], shape[2]))
+    return Federation(pool.name, tuple(members), pool.classes, (shape[0], shape[1], shape[2]), central)
+
+
+def _domain(pool: Pool, index: np.ndarray) -> int:
+    """The one domain of these samples, or -1."""
+    held = () if pool.domains is None else np.unique(pool.domains[index])
+    return int(held[0]) if len(held) == 1 else -1
+
+
+def _central(pool: Pool) -> dict[str, Samples]:
+    """The official test part, by domain. Raises FedlibError for a domain without one."""
+    names = pool.domain_names or (pool.name,)
+    domains = np.zeros(len(pool), dtype=np.int64) if pool.domains is None else pool.domains
+    tests = {}
+    for q, name in enumerate(names):
+        index = np.flatnonzero((pool.split == 1) & (domains == q))
+        if not len(index):
+            raise FedlibError(
+                f"test_share: 0 asks for the official test part of {pool.name!r}, but {name} has none; set test_share "
+                "above 0, such as 0.3"
+            )
+        tests[name] = _samples(pool, index, shifts.Appearance())
+    return tests

@@ -1,13 +1,15 @@
 """Partitions: labels -> one array of indices a client, and how far the clients' label distributions differ.
 
-Every partition gives each index to exactly one client, in ascending order within a client, and takes its randomness
-from the generator alone. One that cannot be made raises FedlibError instead of drawing for ever.
+Every partition gives each index to one client at most (all but by_domain to exactly one), in ascending order within a
+client, and takes its randomness from the generator alone. One that cannot be made raises FedlibError instead of drawing
+for ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,8 @@ import pandas as pd
 from scipy.spatial.distance import jensenshannon
 
 from fedlib.checks import FedlibError, check_choice, check_number
+from fedlib.data.by_domain import Parts, by_domain, by_source, check_allocation
 from fedlib.data.spec import resolve
-
-Parts = list[np.ndarray]
 
 MAX_TRIES = 1000
 """Draws of a Dirichlet partition before it is given up."""
@@ -28,13 +29,15 @@ _SETTINGS: dict[str, Callable[[str, Any], Any]] = {
     "minimum": partial(check_number, least=1, whole=True),
     "per_client": partial(check_number, least=1, whole=True),
     "classes_per_client": partial(check_number, least=1, whole=True),
+    "allocation": check_allocation,
+    "share": partial(check_number, above=0, most=1),
+    "repair": partial(check_choice, valid=(True, False)),
 }
 
 
 def _check_settings(name: str, settings: Mapping[str, Any]) -> None:
     for key, value in settings.items():
-        if value is not None:
-            _SETTINGS[key](f"partition {name!r}: {key}", value)
+        _SETTINGS[key](f"partition {name!r}: {key}", value)
 
 
 def _check(name: str, labels: np.ndarray, clients: int, **settings: Any) -> np.ndarray:
@@ -99,7 +102,7 @@ def dirichlet(
 
     Raises FedlibError if `minimum` cannot be met, or was not within MAX_TRIES draws.
     """
-    labels = _check("dirichlet", labels, clients, alpha=alpha, rule=rule, minimum=minimum)
+    labels = _check("dirichlet", labels, clients, alpha=alpha, rule=rule, minimum=1 if minimum is None else minimum)
     sizes = np.unique(labels, return_counts=True)[1]
     fewest = len(sizes) if minimum is None else minimum
     _check_minimum("dirichlet", fewest, clients, len(labels))
@@ -181,15 +184,6 @@ def quantity(labels: np.ndarray, clients: int, rng: np.random.Generator, alpha: 
     return [np.sort(part) for part in np.split(rng.permutation(len(labels)), cuts[:-1])]
 
 
-def by_source(domains: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
-    """Client i holds all samples of domain i: one client a hospital, a camera, a writer. No randomness."""
-    if clients != domains.max() + 1:
-        raise FedlibError(
-            f"partition 'by_source': {clients} clients for {domains.max() + 1} domains; give as many clients as domains"
-        )
-    return [np.flatnonzero(domains == i) for i in range(clients)]
-
-
 PARTITIONS: dict[str, Callable[..., Parts]] = {
     "iid": iid,
     "dirichlet": dirichlet,
@@ -197,13 +191,19 @@ PARTITIONS: dict[str, Callable[..., Parts]] = {
     "pathological": pathological,
     "quantity": quantity,
     "by_source": by_source,
+    "by_domain": by_domain,
 }
+
+SUPPLIED = ("labels", "domains", "clients", "rng")
+"""What `partition` gives to a function that asks for it by name; its other parameters are settings."""
 
 
 def check_spec(spec: Mapping[str, Any]) -> None:
     """Raise FedlibError unless `spec`, such as {"name": "dirichlet", "alpha": 0.3}, names a partition and fits it."""
-    _, settings = resolve("partition", PARTITIONS, spec, supplied=3)
-    _check_settings(spec["name"], settings)
+    function, settings = resolve("partition", PARTITIONS, spec, SUPPLIED)
+    defaults = {name: parameter.default for name, parameter in signature(function).parameters.items()}
+    given = {name: value for name, value in settings.items() if value is not None or defaults[name] is not None}
+    _check_settings(spec["name"], given)
 
 
 def partition(
@@ -217,12 +217,15 @@ def partition(
 
     domains: int64 (N,), for partitions that go by them; None where the data set has none.
     """
-    function, settings = resolve("partition", PARTITIONS, spec, supplied=3)
-    if function is not by_source:
-        return function(labels, clients, rng, **settings)
-    if domains is None:
-        raise FedlibError("partition 'by_source': this data set has no domains; take another partition or data set")
-    return function(domains, clients, rng, **settings)
+    check_spec(spec)
+    function, settings = resolve("partition", PARTITIONS, spec, SUPPLIED)
+    given = {"labels": labels, "domains": domains, "clients": clients, "rng": rng}
+    asked = {name: given[name] for name in signature(function).parameters if name in given}
+    if "domains" in asked and domains is None:
+        raise FedlibError(
+            f"partition {spec['name']!r}: this data set has no domains; take another partition or data set"
+        )
+    return function(**asked, **settings)
 
 
 def split(

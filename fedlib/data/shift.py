@@ -105,7 +105,7 @@ def appearance(spec: Mapping[str, Any] | None, client: int) -> Appearance:
     """The look of `client` under `spec`, such as {"name": "bit_grid", "level": "high"}; None is no shift."""
     if spec is None:
         return Appearance()
-    function, settings = resolve("shift", SHIFTS, spec, supplied=1)
+    function, settings = resolve("shift", SHIFTS, spec, supplied=("client",))
     return function(client, **settings)
 
 
@@ -208,3 +208,22 @@ def random_resized_crop(
     """
     height, width = images.shape[-2:]
     return crop_resize(images, random_boxes(len(images), height, width, generator, scale, ratio))
+
+
+def padded_crop(images: torch.Tensor, padding: int, generator: torch.Generator) -> torch.Tensor:
+    """Each image padded with black and cut back to its size at a random place, as torchvision's RandomCrop does it.
+
+    images: (N, C, H, W). Returns the same shape, channels last in memory.
+    """
+    count, _, height, width = images.shape
+    corner = torch.randint(2 * padding + 1, (2, count, 1), generator=generator, device=generator.device)
+    rows, columns = corner.to(images.device) + torch.arange(max(height, width), device=images.device)
+    padded = torch.nn.functional.pad(images, [padding] * 4)
+    each = torch.arange(count, device=images.device)[:, None, None]
+    return padded[each, :, rows[:, :height, None], columns[:, None, :width]].permute(0, 3, 1, 2)
+
+
+def random_flip(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Each image mirrored left to right with probability 1/2."""
+    mirrored = torch.rand(len(images), generator=generator, device=generator.device) < 0.5
+    return torch.where(mirrored.to(images.device)[:, None, None, None], images.flip(-1), images)

@@ -36,7 +36,10 @@ def hyper(default: Any, **bounds: float | bool) -> Any:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be learned: the network's description, the input shape, the number of classes, n_i, T, the seed."""
+    """What is to be learned: the network's description, the input shape, the number of classes, n_i, T, the seed.
+
+    domains: the domain of each client, as Federation has it; empty where that is of no interest.
+    """
 
     model: Mapping[str, Any]
     shape: tuple[int, int, int]
@@ -44,6 +47,7 @@ class Task:
     sizes: tuple[int, ...]
     rounds: int
     seed: int
+    domains: tuple[int, ...] = ()
 
     @property
     def clients(self) -> int:
@@ -140,6 +144,10 @@ class Method:
         """Whether the tensor `name` travels; what does not is personal and stays in the client's memory."""
         return True
 
+    def remember(self, task: Task) -> State:
+        """What the server keeps beside theta, at the start."""
+        return {}
+
     def broadcast(self, server: Server, client: int, memory: State) -> State:
         """What goes down to a client, given what it has kept."""
         return server.weights
@@ -213,8 +221,10 @@ def initial_state(method: Method, task: Task) -> tuple[nn.Module, Server, list[S
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(task.seed, "init"))
         model = method.build(task).to(memory_format=torch.channels_last)
+        torch.manual_seed(derive(task.seed, "server"))
+        memory = method.remember(task)
     shared, personal = method.divide(model)
-    return model, Server(shared), [dict(personal) for _ in range(task.clients)]
+    return model, Server(shared, memory=memory), [dict(personal) for _ in range(task.clients)]
 
 
 def samples_of(upload: Upload) -> float:

@@ -19,6 +19,7 @@ MODELS: dict[str, str] = {
     "lenet_gn": "cnn",
     "linear": "cnn",
     "mcmahan_cnn": "cnn",
+    "resnet10": "resnet10",
     "resnet18_gn": "resnet",
     "small_cnn": "cnn",
 }

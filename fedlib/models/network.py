@@ -47,7 +47,11 @@ class Network(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (N, classes) of images (N, C, H, W)."""
-        return self.head(self.transform(self.backbone(images)))
+        return self.head(self.embed(images))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """z (N, width), the input of the head."""
+        return self.transform(self.backbone(images))
 
     def make_transform(self) -> nn.Module:
         """A freshly initialised module of `transform`'s architecture; the network does not keep it."""

@@ -224,3 +224,21 @@ def test_standardise_takes_one_row_a_client_or_one_for_all():
         shift.check_spec({"name": "standardise", "mean": rows, "std": [[0.1, 0.1, 0]] * 2})
     with pytest.raises(FedlibError, match=r"appearance: mean: \(0.1,\) is not one number a channel"):
         shift.check_spec({"name": "standardise", "mean": [[0.1]], "std": [[0.1]]})
+
+
+def test_a_padded_crop_is_a_window_of_the_padded_image():
+    """Every crop is found at one of the (2 p + 1)^2 places of the image padded with zeros, and all places occur."""
+    images = torch.randint(1, 256, (1, 3, 5, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    crops = shift.padded_crop(images.expand(200, -1, -1, -1), 1, torch.Generator().manual_seed(1))
+    padded = torch.nn.functional.pad(images[0], [1] * 4)
+    windows = {padded[:, y : y + 5, x : x + 4].numpy().tobytes(): (y, x) for y in range(3) for x in range(3)}
+    assert {windows[crop.numpy().tobytes()] for crop in crops.contiguous()} == set(windows.values())
+    assert crops.shape == (200, 3, 5, 4)
+
+
+def test_a_flip_mirrors_about_half_of_the_images():
+    images = torch.arange(12, dtype=torch.uint8).reshape(1, 3, 2, 2).expand(400, -1, -1, -1)
+    flipped = shift.random_flip(images, torch.Generator().manual_seed(0))
+    mirrored = (flipped == images.flip(-1)).flatten(1).all(1)
+    assert ((flipped == images).flatten(1).all(1) ^ mirrored).all()
+    assert 160 < int(mirrored.sum()) < 240

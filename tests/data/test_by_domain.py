@@ -1,0 +1,114 @@
+"""by_domain: the spec's client sizes, one domain a client, nothing twice, the repair step and label skew."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedlib.checks import FedlibError
+from fedlib.data import partition as p
+
+PACS = {"name": "by_domain", "allocation": [2, 3, 2, 3], "share": 0.3}
+TRAIN = (1336, 1640, 1876, 3144)
+
+
+def drawn(spec, sizes=TRAIN, classes=7, clients=10, seed=0):
+    labels = np.concatenate([np.arange(n) % classes for n in sizes])
+    domains = np.repeat(np.arange(len(sizes)), sizes)
+    return labels, domains, p.partition(spec, labels, clients, np.random.default_rng(seed), domains)
+
+
+@pytest.mark.parametrize(
+    ("train", "allocation", "share", "sizes"),
+    [
+        (TRAIN, [2, 3, 2, 3], 0.3, (400, 492, 562, 943)),
+        ((899, 768, 237, 127), [3, 2, 2, 3], 0.2, (179, 153, 47, 25)),
+        ((60000, 7291, 73257), [3, 6, 6], 0.01, (600, 72, 732)),
+    ],
+)
+def test_the_fixed_allocation_has_the_published_sizes(train, allocation, share, sizes):
+    spec = {"name": "by_domain", "allocation": allocation, "share": share}
+    _, domains, parts = drawn(spec, train, 10, sum(allocation))
+    homes = [np.unique(domains[part]) for part in parts]
+    assert all(len(home) == 1 for home in homes)
+    assert np.bincount(np.concatenate(homes)).tolist() == allocation
+    assert {int(home[0]): len(part) for home, part in zip(homes, parts, strict=True)} == dict(enumerate(sizes))
+    everything = np.concatenate(parts)
+    assert len(np.unique(everything)) == len(everything)
+    assert all((np.diff(part) > 0).all() for part in parts)
+
+
+def test_clients_change_places_with_the_seed_alone():
+    _, domains, first = drawn(PACS)
+    _, _, again = drawn(PACS)
+    _, _, other = drawn(PACS, seed=1)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    order = [[int(domains[part[0]]) for part in parts] for parts in (first, other)]
+    assert sorted(order[0]) == sorted(order[1]) and order[0] != order[1]
+
+
+def test_random_allocation_never_asks_a_domain_for_more_than_it_has():
+    seen = set()
+    for seed in range(20):
+        _, domains, parts = drawn(PACS | {"allocation": "random"}, seed=seed)
+        held = np.bincount([domains[part[0]] for part in parts], minlength=4)
+        assert held.max() <= 3 and held.sum() == 10
+        seen.add(tuple(held))
+    assert len(seen) > 3
+
+
+def test_repair_gives_every_client_every_class_that_its_domain_can_spare():
+    labels = np.array([0] * 40 + [1] * 3)
+    domains = np.zeros(43, dtype=np.int64)
+    spec = {"name": "by_domain", "allocation": [3], "share": 0.25}
+    bare = 0
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        whole = p.partition(spec, labels, 3, rng, domains)
+        loose = p.partition(spec | {"repair": False}, labels, 3, np.random.default_rng(seed), domains)
+        bare += sum(len(np.unique(labels[part])) < 2 for part in loose)
+        assert [len(part) for part in whole] == [len(part) for part in loose] == [10, 10, 10]
+        taken = np.concatenate(whole)
+        assert len(np.unique(taken)) == 30
+        lacking = [part for part in whole if 1 not in labels[part]]
+        assert not lacking or not (set(np.flatnonzero(labels == 1)) - set(taken.tolist()))
+    assert bare > 3
+
+
+def test_label_skew_within_a_domain_grows_as_alpha_falls():
+    from fedlib.data.partition import counts, hellinger
+
+    skews = []
+    for alpha in (100.0, 0.5, 0.05):
+        labels, _, parts = drawn(PACS | {"alpha": alpha, "share": 0.1, "repair": False})
+        assert [len(part) for part in parts] and len(np.unique(np.concatenate(parts))) == sum(map(len, parts))
+        skews.append(hellinger(counts(labels, parts, 7)))
+    assert skews[0] < 0.15 < skews[1] < skews[2]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"allocation": [2, 3, 5]}, r"allocation \[2, 3, 5\] gives 10 clients to 3 domains"),
+        ({"allocation": [2, 3, 2, 2]}, "gives 9 clients to 4 domains, but there are 10 clients"),
+        ({"allocation": [4, 2, 2, 2]}, "domain 0 has 1336 samples, too few for 4 clients of 400 each; lower share"),
+        ({"allocation": "radnom"}, "did you mean 'random'"),
+        ({"allocation": 3}, "3 is neither random nor a list of clients per domain"),
+        ({"allocation": [2, -1, 2, 3]}, "allocation: -1 is out of range"),
+        ({"share": 0.0}, "share: 0.0 is out of range"),
+        ({"share": 1.1}, "share: 1.1 is out of range"),
+        ({"share": None}, "share: None is NoneType"),
+        ({"alpha": 0.0}, "alpha: 0.0 is out of range"),
+        ({"repair": "yes"}, "repair: 'yes' is unknown"),
+        ({"shares": 0.1}, "unknown key 'shares'; did you mean 'share'?"),
+        ({"allocation": "random", "share": 0.9}, "10 clients, but the domains last for 4 shares; lower share"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(spec, message):
+    with pytest.raises(FedlibError, match=message):
+        drawn(PACS | spec)
+
+
+def test_a_set_without_domains_is_refused():
+    with pytest.raises(FedlibError, match="'by_domain': this data set has no domains"):
+        p.partition(PACS, np.zeros(20, dtype=int), 10, np.random.default_rng(0))
