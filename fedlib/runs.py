@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -161,6 +161,23 @@ def run_all(experiments: Iterable[Experiment], jobs: int | None = None) -> pd.Da
     finally:
         bar.close()
     return pd.concat([Run(e, key, runs_folder() / key).table() for key, e in keyed.items()], ignore_index=True)
+
+
+def run_groups(
+    groups: Mapping[tuple[str, ...], Sequence[Experiment]], columns: Sequence[str], jobs: int | None = None
+) -> pd.DataFrame:
+    """run_all of all groups together; each row says in `columns` which group it is of. A run may be in several.
+
+    groups: {a value for each of `columns`: experiments}, e.g. {("pacs", "FedAvg"): [one for each seed]}.
+    """
+    table = run_all([experiment for group in groups.values() for experiment in group], jobs)
+    rows = dict(list(table.groupby("key", sort=False)))
+    named = [
+        rows[experiment.key()].assign(**dict(zip(columns, names, strict=True)))
+        for names, group in groups.items()
+        for experiment in group
+    ]
+    return pd.concat(named, ignore_index=True)
 
 
 def _jobs(jobs: int | None) -> int:

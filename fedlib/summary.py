@@ -101,6 +101,24 @@ def difference(
     return pd.concat(tables, ignore_index=True)
 
 
+def gains(final: pd.DataFrame, over: Mapping[str, str], column: str = "method") -> pd.DataFrame:
+    """Every metric of a method minus the same metric of its base, seed by seed, in points.
+
+    over: {method: its base}, values of `column`. Returns the methods' rows of `final` with the difference as value,
+    of which over_seeds gives means and intervals as of any metric. Raises FedlibError for an unknown method or base,
+    and as `paired` does.
+    """
+    if not over:
+        raise FedlibError("gains: no method is compared with a base; give at least one pair")
+    tables = []
+    for method, base in over.items():
+        own = final[final[column] == check_choice(f"gains: {column}", method, final[column].unique())]
+        for metric in own["metric"].unique():
+            effects = paired(final, metric, {column: method}, {column: base})
+            tables.append(own[own["metric"] == metric].sort_values("seed").assign(value=effects))
+    return pd.concat(tables, ignore_index=True)
+
+
 def interior_gain(final: pd.DataFrame, metric: str, column: str, end: float) -> list[float]:
     """For each seed: `metric` at the best interior value of the sweep over `column`, minus that at its end `end`.
 
@@ -163,6 +181,19 @@ def chosen(final: pd.DataFrame, metric: str, column: str, by: str | None = None)
         best = judged.idxmax(axis=1).to_dict()
     values = [table.loc[seed, best[seed]] for seed in table.index]
     return pd.DataFrame({column: [best[seed] for seed in table.index], "value": values}, index=table.index)
+
+
+def by_domain(final: pd.DataFrame) -> pd.DataFrame:
+    """The rows about the official test part, with the metrics named as in the F²DC paper's tables.
+
+    "domain@central[photo]" becomes "photo", "domain@central" "average" and "domain_std@central" "std"; all in percent.
+    """
+    words = {"domain@central": "average", "domain_std@central": "std"}
+    names = final["metric"].str.extract(r"^domain@central\[(.*)\]$", expand=False)
+    names = names.fillna(final["metric"].map(words))
+    if names.isna().all():
+        raise FedlibError("by_domain: no run was tested on the official test part; set test_share: 0.0")
+    return final.assign(metric=names).dropna(subset=["metric"])
 
 
 def of_clients(table: pd.DataFrame, metric: str, clients: Sequence[int], rounds: Sequence[int]) -> pd.Series:

@@ -379,3 +379,39 @@ def test_a_difference_of_unknown_groups_or_of_unequal_seeds_is_refused():
         lead_of_a(leads(), by=["levl"])
     with pytest.raises(FedlibError, match=r"paired: seeds \[0\] are on one side only"):
         lead_of_a(leads().query("key != 'Bhigh0'"))
+
+
+def test_gains_are_each_metrics_differences_under_the_same_seed_to_the_methods_own_base():
+    final = runs(
+        *(("FedAvg", 0, seed, "average", value) for seed, value in ((0, 10.0), (1, 20.0), (2, 30.0))),
+        *(("FPL", 0, seed, "average", value) for seed, value in ((1, 40.0), (0, 40.0), (2, 40.0))),
+        *(("F2DC", 0, seed, "average", value) for seed, value in ((2, 31.0), (0, 13.0), (1, 25.0))),
+        *(("FPL", 0, seed, "std", 5.0) for seed in (0, 1, 2)),
+        *(("F2DC", 0, seed, "std", 2.0 + seed) for seed in (0, 1, 2)),
+    )
+    found = summary.gains(final[final["metric"] == "average"], {"F2DC": "FedAvg", "FPL": "F2DC"})
+    assert found[["method", "seed", "value"]].to_numpy().tolist() == [
+        ["F2DC", 0, 3.0],
+        ["F2DC", 1, 5.0],
+        ["F2DC", 2, 1.0],
+        ["FPL", 0, 27.0],
+        ["FPL", 1, 15.0],
+        ["FPL", 2, 9.0],
+    ]
+    both = summary.gains(final, {"F2DC": "FPL"})
+    assert both[both["metric"] == "std"]["value"].tolist() == [-3.0, -2.0, -1.0]
+    assert both[both["metric"] == "average"]["value"].tolist() == [-27.0, -15.0, -9.0]
+    (mean,) = summary.over_seeds(both[both["metric"] == "std"], by=["method"])["mean"]
+    assert mean == -2
+
+
+def test_gains_refuse_what_they_cannot_compare():
+    final = runs(("FedAvg", 0, 0, "average", 1.0), ("F2DC", 0, 0, "average", 2.0), ("F2DC", 0, 0, "std", 3.0))
+    with pytest.raises(FedlibError, match="no method is compared"):
+        summary.gains(final, {})
+    with pytest.raises(FedlibError, match=r"F2CD.*F2DC"):
+        summary.gains(final, {"F2CD": "FedAvg"})
+    with pytest.raises(FedlibError, match=r"FedAgv.*FedAvg"):
+        summary.gains(final, {"F2DC": "FedAgv"})
+    with pytest.raises(FedlibError, match=r"method where metric std.*FedAvg"):  # a metric that the base lacks
+        summary.gains(final, {"F2DC": "FedAvg"})

@@ -158,7 +158,9 @@ def make_federation(
 
 def _domain(pool: Pool, index: np.ndarray) -> int:
     """The one domain of these samples, or -1."""
-    held = () if pool.domains is None else np.unique(pool.domains[index])
+    if pool.domains is None:
+        return -1
+    held = np.unique(pool.domains[index])
     return int(held[0]) if len(held) == 1 else -1
 
 

@@ -1,4 +1,5 @@
-"""Image data sets by name: embedded, from packs (`data.packs`), torchvision's layouts, or folders (`data.folders`)."""
+"""Image data sets by name: embedded, packs (`data.packs`), torchvision's layouts, folders (`data.folders`), or combined
+of several of these (`data.domains`)."""
 
 from __future__ import annotations
 
@@ -13,12 +14,11 @@ import numpy as np
 import pandas as pd
 
 from fedlib.checks import FedlibError, check_choice, nearest
-from fedlib.data import embedded, folders, fundus, packs
+from fedlib.data import domains, embedded, folders, fundus, packs, shapes
 from fedlib.data.cifar import SUPERCLASSES, superclass_of
+from fedlib.data.domains import COMBINED, DIGITS
 from fedlib.data.folders import Layout
 from fedlib.data.pool import Pool
-
-DIGITS = tuple("0123456789")
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,15 @@ OFFICIAL: Mapping[str, Official] = {
 EMBEDDED: Mapping[str, Callable[[], Pool]] = {
     "digits": embedded.digits,
     "retina_stand_in": fundus.retina_stand_in,
+    "shapes": shapes.shapes,
+    "shapes_eight": shapes.shapes_eight,
 }
+
+DRAWN: Mapping[str, tuple[int, int]] = {
+    "shapes": (sum(shapes.DOMAINS.values()), len(shapes.CLASSES)),
+    "shapes_eight": (sum(shapes.MORE_DOMAINS.values()), len(shapes.CLASSES)),
+}
+"""Images and classes of what takes seconds to draw: `available` need not wait."""
 
 FOLDERS: Mapping[str, Layout] = {
     "retina": Layout(
@@ -52,8 +60,10 @@ FOLDERS: Mapping[str, Layout] = {
         "take FedLGD's archive retina_balanced, to which FedDRM's README links, under the name retina, or sort the "
         "three sets into such folders yourself; data: retina_stand_in is embedded, synthetic, and no replacement",
     ),
+    **domains.FOLDERS,
 }
-"""What is known of sets in folders, FedDRM's RETINA (spec, 3.4); any other is read by the defaults of Layout."""
+"""What is known of sets in folders: FedDRM's RETINA (spec, 3.4), and sets of domains. Any other is read by the defaults
+of Layout."""
 
 ALIASES: Mapping[str, str] = {"cifar20": "cifar100:coarse"}
 
@@ -73,14 +83,14 @@ def data_root(root: str | Path | None = None) -> Path:
     return Path(root or os.environ.get("FEDLIB_DATA") or "~/.cache/fedlib").expanduser()
 
 
-def _parse(name: str) -> tuple[str, bool]:
-    """The stem of a data set's name and whether its coarse labels are meant: "cifar20" -> ("cifar100", True)."""
+def _parse(name: str) -> tuple[str, str]:
+    """The stem of a data set's name and its suffix, "" for none: "cifar20" -> ("cifar100", "coarse")."""
     stem, colon, suffix = ALIASES.get(name, str(name)).partition(":")
     if colon:
-        check_choice(f"data set {name!r}: suffix", suffix, ["coarse"])
+        check_choice(f"data set {name!r}: suffix", suffix, ["small" if stem in COMBINED else "coarse"])
     if not stem or Path(stem).name != stem:
         raise FedlibError(f"data set {name!r} is not a plain name; give a file's stem, and its folder as the data root")
-    return stem, bool(colon)
+    return stem, suffix
 
 
 def find(name: str, root: str | Path | None = None) -> Path | None:
@@ -94,42 +104,81 @@ def find(name: str, root: str | Path | None = None) -> Path | None:
 
 
 def load(name: str, root: str | Path | None = None, download: bool | None = None) -> Pool:
-    """The data set `name`: one of EMBEDDED or OFFICIAL, "cifar20", or the stem of any pack or set of folders there.
+    """The data set `name`: of EMBEDDED, OFFICIAL or COMBINED, "cifar20", or the stem of any pack or set of folders.
 
     "<name>:coarse" takes the coarse labels and leaves partitions to the fine ones; "cifar20" is "cifar100:coarse".
+    "<name>:small" takes at most domains.SMALL images of each member of a combined set.
     root: see `data_root`. A pack goes before torchvision's layout and before folders.
     download: let torchvision fetch what is missing; None asks the variable FEDLIB_DOWNLOAD (1: yes).
 
     Kept in memory by name, file and time of change. Raises FedlibError for a name that is unknown or not here (with
     where it was looked for and how to get it) and for damaged data (with file and array).
     """
-    stem, coarse = _parse(name)
+    stem, suffix = _parse(name)
+    folder = data_root(root)
+    allowed = os.environ.get("FEDLIB_DOWNLOAD") == "1" if download is None else download
     if stem in EMBEDDED:
-        if coarse:
+        if suffix:
             raise FedlibError(f"data set {name!r}: {stem} has no coarse labels; take {stem!r}")
         return EMBEDDED[stem]()
-    allowed = os.environ.get("FEDLIB_DOWNLOAD") == "1" if download is None else download
-    place = find(name, root)
-    if place is None and stem in OFFICIAL and allowed:
-        _official_parts(stem, data_root(root), download=True)
-        place = find(name, root)
-    if place is None:
-        raise _missing(name, stem, data_root(root))
-    changed = place.stat().st_mtime_ns if place.suffix == ".npz" or stem in OFFICIAL else folders.changed(place)
-    return _load_kept(name, place, data_root(root), changed)
+    if stem not in COMBINED:
+        return _load_kept(name, folder, _place(name, folder, allowed))
+    members = COMBINED[stem]
+    try:
+        places = tuple(None if data in EMBEDDED else _place(data, folder, allowed) for data in members.values())
+    except FedlibError as error:
+        raise FedlibError(f"data set {name!r} needs all of {', '.join(members)}: {error}") from error
+    return _combined_kept(name, folder, places)
+
+
+class Place(NamedTuple):
+    """Where a data set lies, and when it last changed, in ns: that tells a new version from the one in memory."""
+
+    path: Path
+    changed: int
+
+
+def _place(name: str, root: Path, download: bool) -> Place:
+    """Where `name` lies, after torchvision has fetched it if it is missing and may be."""
+    stem, _ = _parse(name)
+    path = find(name, root)
+    if path is None and stem in OFFICIAL and download:
+        _official_parts(stem, root, download=True)
+        path = find(name, root)
+    if path is None:
+        raise _missing(name, stem, root)
+    single = path.suffix == ".npz" or stem in OFFICIAL
+    return Place(path, path.stat().st_mtime_ns if single else folders.changed(path))
 
 
 @lru_cache(maxsize=4)
-def _load_kept(name: str, place: Path, root: Path, changed: int) -> Pool:
-    """`changed`, the time of the file's last change in ns, only tells a new version from the one in memory."""
-    stem, coarse = _parse(name)
-    if place.suffix == ".npz":
-        return packs.read(place, name, coarse)
+def _load_kept(name: str, root: Path, place: Place) -> Pool:
+    return _read(name, root, place.path)
+
+
+@lru_cache(maxsize=2)
+def _combined_kept(name: str, root: Path, places: tuple[Place | None, ...]) -> Pool:
+    """places: of the members; None for those that are embedded. Members are not kept: the whole is large enough."""
+    stem, suffix = _parse(name)
+    lies = dict(zip(COMBINED[stem].values(), places, strict=True))
+
+    def member(data: str) -> Pool:
+        place = lies[data]
+        return EMBEDDED[data]() if place is None else _read(data, root, place.path)
+
+    return domains.combine(name, suffix == "small", member)
+
+
+def _read(name: str, root: Path, path: Path) -> Pool:
+    """The data set `name`, which lies at `path` under the data root."""
+    stem, suffix = _parse(name)
+    if path.suffix == ".npz":
+        return packs.read(path, name, bool(suffix))
     if stem in OFFICIAL:
-        return _read_official(name, stem, coarse, root)
-    if coarse:
-        raise FedlibError(f"data set {name!r}: {place} is a set of folders, without coarse labels; take {stem!r}")
-    return folders.read(place, name, FOLDERS.get(stem, Layout()))
+        return _read_official(name, stem, bool(suffix), root)
+    if suffix:
+        raise FedlibError(f"data set {name!r}: {path} is a set of folders, without coarse labels; take {stem!r}")
+    return folders.read(path, name, FOLDERS.get(stem, Layout()))
 
 
 def _official_parts(stem: str, root: Path, download: bool) -> list[Any]:
@@ -186,7 +235,7 @@ def _missing(name: str, stem: str, root: Path) -> FedlibError:
     if stem in OFFICIAL or stem in FOLDERS:
         hint = f"packs there: {', '.join(here)}" if here else "no pack is there"
     else:
-        hint = nearest(name, {*OFFICIAL, *ALIASES, *EMBEDDED, *FOLDERS, *here, *_folder_sets(root)})
+        hint = nearest(name, {*OFFICIAL, *ALIASES, *EMBEDDED, *COMBINED, *FOLDERS, *here, *_folder_sets(root)})
     return FedlibError(
         f"data set {name!r} is not here. Looked for {' and '.join(looked)}; {hint}. To get it: {', or '.join(ways)}."
     )
@@ -213,10 +262,10 @@ def _folder_sets(root: Path) -> dict[str, folders.Files | str]:
 
 
 def available(root: str | Path | None = None) -> list[Available]:
-    """Every data set that can be loaded now: embedded, packs, torchvision's layouts, folders; no image is read."""
+    """Every data set that can be loaded now: embedded, packs, torchvision's layouts, folders, and what is combined of
+    them; no image is read."""
     folder = data_root(root)
-    pools = {name: make() for name, make in EMBEDDED.items()}
-    lines = [Available(name, "embedded", len(pool), len(pool.classes)) for name, pool in pools.items()]
+    lines = [Available(name, "embedded", *_embedded_size(name)) for name in EMBEDDED]
     for path in _packs(folder):
         try:
             images, classes, coarse = packs.outline(path)
@@ -235,14 +284,44 @@ def available(root: str | Path | None = None) -> list[Available]:
             lines.append(Available(name, str(folder / name), None, None, found))
         else:
             lines.append(Available(name, str(folder / name), len(found.paths), len(found.classes)))
-    return lines
+    return lines + _combined(lines)
+
+
+def _embedded_size(name: str) -> tuple[int, int]:
+    """Images and classes."""
+    if name in DRAWN:
+        return DRAWN[name]
+    pool = EMBEDDED[name]()
+    return len(pool), len(pool.classes)
+
+
+def _combined(lines: list[Available]) -> list[Available]:
+    """The combined sets all of whose members are among `lines`."""
+    sizes = {line.name: line.images for line in lines if line.images is not None}
+    return [
+        Available(
+            name,
+            f"combined of {', '.join(members)}; cut down: {name}:small",
+            sum(sizes[data] for data in members.values()),
+            len(DIGITS),
+        )
+        for name, members in COMBINED.items()
+        if sizes.keys() >= set(members.values())
+    ]
 
 
 def check(name: str, root: str | Path | None = None) -> pd.DataFrame:
-    """Load `name` in full, with every check of `load`, and count: one row a class, columns train and test."""
+    """Load `name` in full, with every check of `load`, and count: one row a class, columns train and test.
+
+    A data set with domains has the columns "<domain> train" and "<domain> test" of each behind these two.
+    """
     pool = load(name, root, download=False)
+    places = {"": np.ones(len(pool), dtype=bool)}
+    if pool.domains is not None:
+        places |= {f"{domain} ": pool.domains == index for index, domain in enumerate(pool.domain_names)}
     columns = {
-        part: np.bincount(pool.labels[pool.split == k], minlength=len(pool.classes))
+        place + part: np.bincount(pool.labels[inside & (pool.split == k)], minlength=len(pool.classes))
+        for place, inside in places.items()
         for k, part in enumerate(("train", "test"))
     }
     return pd.DataFrame(columns, index=pd.Index(pool.classes, name="class"))

@@ -18,7 +18,6 @@ from fedlib.models.network import Network
 from fedlib.training import Batch, Terms
 
 MODULES = ("decoupler.", "corrector.", "auxiliary.")
-AGGREGATIONS = ("domain_aware", "samples", "uniform")
 READINGS = ("classes", "sizes", "domains")
 MASKS = ("learned", "random", "none")
 
@@ -168,38 +167,24 @@ class Calibration(Method):
 
 
 @dataclass(frozen=True)
-class F2DC(Calibration):
-    """Client k minimises CE(h(r^F(f~)), y) + lam1 L_DFD + lam2 L_DFC (Eq. 9), with one insertion, after layer4.
-
-    Server, domain-aware aggregation (DaA, Eq. 10 and 11): theta <- sum_k p_k theta_k,
+class DomainAware(Method):
+    """Domain-aware aggregation (DaA, Eqs 10 and 11), on top of any method: theta <- sum_k p_k theta_k,
 
         p_k = sigmoid(alpha n_k / N - beta d_k) / sum_j (the same),
         d_k = sqrt(1/2 sum_c (n_k^c / N - 1 / Q)^2)
 
-    n_k^c: samples of class c at client k; N: of all clients; Q: number of domains (the clients' own, which the server
-    has to know). The paper mixes classes and domains in d_k; two other readings are kept (spec, 1.5):
+    n_k^c: samples of class c at client k; N: of all clients; Q: number of the clients' domains, which the server has
+    to know. The paper mixes classes and domains in d_k; two other readings are kept (spec, 1.5):
     "sizes", sqrt(C / 2) |n_k / N - 1 / Q|, and "domains", sqrt(1/2 [(n_k / N - 1 / Q)^2 + (Q - 1) / Q^2]).
-
-    aggregation: "domain_aware"; "samples", p_k = n_k / N, what the released code does; "uniform".
-    modules: "shared", all that is trained is averaged (the code: one model for all); "local", A_D, A_C and m stay with
-    their client (the paper), and a domain is tested with the mean of its clients' modules.
     """
 
     alpha: float = hyper(1.0, least=0.0)
     beta: float = hyper(0.4, least=0.0)
-    aggregation: str = "domain_aware"
     reading: str = "classes"
-    modules: str = "shared"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name = type(self).__name__
-        check_choice(f"{name}.aggregation", self.aggregation, AGGREGATIONS)
-        check_choice(f"{name}.reading", self.reading, READINGS)
-        check_choice(f"{name}.modules", self.modules, ("shared", "local"))
-
-    def shared(self, name: str) -> bool:
-        return super().shared(name) and (self.modules == "shared" or not name.startswith(MODULES))
+        check_choice(f"{type(self).__name__}.reading", self.reading, READINGS)
 
     def remember(self, task: Task) -> State:
         domains = len(set(task.domains)) if task.domains else 1
@@ -215,9 +200,7 @@ class F2DC(Calibration):
         N, Q = float(server.memory["N"]), float(server.memory["Q"])
 
         def p(upload: Upload) -> float:
-            if self.aggregation == "domain_aware":
-                return domain_aware(upload.extra["class_counts"], N, Q, self.alpha, self.beta, self.reading)
-            return upload.samples if self.aggregation == "samples" else 1.0
+            return domain_aware(upload.extra["class_counts"], N, Q, self.alpha, self.beta, self.reading)
 
         return Server(weighted_mean(server.weights, uploads, p), server.round + 1, server.memory)
 
@@ -232,3 +215,24 @@ def domain_aware(counts: Tensor, N: float, Q: float, alpha: float, beta: float, 
         "domains": math.sqrt(0.5 * (off**2 + (Q - 1) / Q**2)),
     }[reading]
     return 1 / (1 + math.exp(beta * d - alpha * n / N))
+
+
+@dataclass(frozen=True)
+class F2DC(Calibration, DomainAware):
+    """Client k minimises CE(h(r^F(f~)), y) + lam1 L_DFD + lam2 L_DFC (Eq. 9), with one insertion, after layer4; the
+    server aggregates by DaA.
+
+    modules: "shared", all that is trained is averaged (the code: one model for all); "local", A_D, A_C and m stay with
+    their client (the paper), and a domain is tested with the mean of its clients' modules.
+
+    Parts of it are methods of their own: Calibration (no DaA: what the released code runs), DomainAware (only DaA).
+    """
+
+    modules: str = "shared"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice(f"{type(self).__name__}.modules", self.modules, ("shared", "local"))
+
+    def shared(self, name: str) -> bool:
+        return super().shared(name) and (self.modules == "shared" or not name.startswith(MODULES))

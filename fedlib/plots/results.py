@@ -71,13 +71,14 @@ def sweep(
 ) -> Figure:
     """Metrics against the experiment's column `x`: the mean with its interval, and each seed as a faint dot.
 
-    A panel a metric, or all lines in one panel (`together`). marks: vertical lines by label, e.g. {"paper: 0.8": 0.8}.
-    Runs without a value of `x` are left out.
+    A panel a metric, or all lines in one panel (`together`); values of `x` that are no numbers are not joined. marks:
+    vertical lines by label, e.g. {"paper: 0.8": 0.8}. Runs without a value of `x` are left out.
     """
     check_choice("sweep: x", x, final.columns)
     rows = _of_metrics("sweep", final, metrics).dropna(subset=[x])
     found = summary.over_seeds(rows, by=[x])
-    if pd.api.types.is_numeric_dtype(rows[x]):
+    ordered = pd.api.types.is_numeric_dtype(rows[x])
+    if ordered:
         found = found.sort_values(x)
     panels = 1 if together else len(metrics)
     figure, grid = plt.subplots(1, panels, figsize=(WIDTH, 3.4), squeeze=False)
@@ -85,7 +86,15 @@ def sweep(
         axes = grid[0, 0 if together else place]
         line, dots = found[found["metric"] == metric], rows[rows["metric"] == metric]
         errors = (line["high"] - line["mean"]).fillna(0)
-        axes.errorbar(line[x], line["mean"], errors, color=colour, marker="o", capsize=3, label=_name(metrics, metric))
+        axes.errorbar(
+            line[x],
+            line["mean"],
+            errors,
+            color=colour,
+            fmt="o-" if ordered else "o",
+            capsize=3,
+            label=_name(metrics, metric),
+        )
         beside_it = offset_copy(axes.transData, figure, x=6, units="points")
         axes.scatter(dots[x], dots["value"], color=colour, alpha=0.5, s=14, linewidth=0, transform=beside_it)
         axes.margins(x=0.09)
@@ -111,6 +120,8 @@ def _mark(axes: Axes, marks: Mapping[str, float]) -> None:
 def comparison(beside: pd.DataFrame) -> Figure:
     """Our mean with its interval beside the paper's number, where it is known: a row of panels a setting.
 
+    With more than two metrics, each setting has panels for its own ones, such as the names of its domains.
+
     beside: as summary.beside returns it. Methods stand in the given order, top down; settings and metrics of which
     nothing is known, neither ours nor the paper's, are left out.
     """
@@ -122,11 +133,15 @@ def comparison(beside: pd.DataFrame) -> Figure:
         known["metric"].unique().tolist(),
         beside["method"].unique().tolist(),
     )
-    size = (WIDTH, 0.9 + len(settings) * (0.6 + 0.24 * len(methods)))
-    figure, grid = plt.subplots(len(settings), len(metrics), figsize=size, sharey=True, squeeze=False)
+    many = len(metrics) > 2
+    own = {s: list(known.loc[known["setting"] == s, "metric"].unique()) if many else metrics for s in settings}
+    columns = max(map(len, own.values()))
+    size = (WIDTH * 1.15 if many else WIDTH, 0.9 + len(settings) * (0.6 + 0.24 * len(methods)))
+    figure, grid = plt.subplots(len(settings), columns, figsize=size, sharey=True, squeeze=False)
     ours, theirs = colours(2)
     for (row, column), axes in np.ndenumerate(grid):
-        cells = known[(known["setting"] == settings[row]) & (known["metric"] == metrics[column])]
+        metric = own[settings[row]][column] if column < len(own[settings[row]]) else ""
+        cells = known[(known["setting"] == settings[row]) & (known["metric"] == metric)]
         if cells.empty:
             axes.set_visible(False)
             continue
@@ -136,11 +151,12 @@ def comparison(beside: pd.DataFrame) -> Figure:
         axes.scatter(
             cells["paper"], places, marker="D", s=42, facecolors="none", edgecolors=theirs, label="paper", zorder=3
         )
-        axes.set(xlabel=PUBLISHED_UNITS.get(metrics[column], metrics[column]), title=settings[row])
+        unit = metric if many else PUBLISHED_UNITS.get(metric, metric)
+        axes.set(xlabel=unit, title="" if many and column else settings[row])
         axes.set_yticks(range(len(methods)), methods)
         axes.set_ylim(len(methods) - 0.5, -0.5)
         axes.tick_params(labelleft=column == 0 or not grid[row, 0].get_visible())
-    legend_outside(figure, "", grid.flat)
+    legend_outside(figure, "", grid.flat, loc="outside upper center" if many else "outside right upper")
     return figure
 
 

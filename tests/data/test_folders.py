@@ -63,7 +63,7 @@ def test_the_archives_names_and_parts_are_read_too(root):
     assert pool.domain_names == ("ACRIMA", "RIM", "REFUGE") and pool.classes == ("glaucoma", "normal")
     assert pool.images[:, 0, 0, 0].tolist() == [1] * 6 + [2] * 6 + [3] * 6
     assert pool.split.tolist() == [1, 1, 1, 0, 0, 0] * 3
-    assert vision.check("retina").to_dict("index") == {
+    assert vision.check("retina")[["train", "test"]].to_dict("index") == {
         "glaucoma": {"train": 6, "test": 6},
         "normal": {"train": 3, "test": 3},
     }
@@ -250,14 +250,109 @@ def test_the_order_of_a_set_does_not_depend_on_the_file_systems(root, monkeypatc
     assert folders.scan(root / "retina", vision.FOLDERS["retina"]) == before
 
 
+PACS = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}
+OFFICE = {"caltech": 1123, "amazon": 958, "webcam": 295, "dslr": 157}
+PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+
+
+@pytest.mark.parametrize(
+    ("totals", "train", "test"),
+    [
+        (PACS, [1336, 1640, 1876, 3144], [334, 408, 468, 785]),
+        (OFFICE, [899, 768, 237, 127], [224, 190, 58, 30]),
+    ],
+)
+def test_two_of_ten_are_held_out_as_the_paper_counts_them(totals, train, test):
+    """F²DC spec, 3.1: all eight pairs of train and test sizes."""
+    splits = [np.array(folders.tenths(total)) for total in totals.values()]
+    assert [int((split == 0).sum()) for split in splits] == train
+    assert [int((split == 1).sum()) for split in splits] == test
+    assert splits[0][:21].tolist() == [0] * 8 + [1, 1] + [0] * 8 + [1, 1] + [0]
+
+
+def touch(home, count):
+    """Empty files: enough for `folders.scan`, which opens none."""
+    home.mkdir(parents=True)
+    for k in range(count):
+        (home / f"{k:04}.jpg").touch()
+
+
+def test_a_tree_of_pacs_totals_is_divided_within_each_domain(root):
+    """Its totals over seven classes of unequal size: image i of a domain counts on from class to class."""
+    for domain, total in PACS.items():
+        sizes = [total // 9, total // 7, total // 6, total // 11, total // 8, total // 12]
+        for name, size in zip(PACS_CLASSES, [*sizes, total - sum(sizes)], strict=True):
+            touch(root / "pacs" / domain / name, size)
+    files = folders.scan(root / "pacs", vision.FOLDERS["pacs"])
+    domains, split, labels = np.array(files.domains), np.array(files.split), np.array(files.labels)
+    assert files.domain_names == tuple(PACS) and files.classes == PACS_CLASSES
+    assert np.bincount(domains[split == 0]).tolist() == [1336, 1640, 1876, 3144]
+    assert np.bincount(domains[split == 1]).tolist() == [334, 408, 468, 785]
+    photo = split[domains == 0]
+    dogs = 1670 // 9
+    assert dogs == 185 and labels[domains == 0].tolist()[dogs - 1 : dogs + 1] == [0, 1]
+    assert photo[dogs - 5 : dogs + 5].tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]  # positions 180 to 189, over the seam
+
+
+def test_official_parts_go_before_the_rule_and_other_sets_are_all_train(root):
+    for part, count in (("train", 3), ("test", 12)):
+        touch(root / "parted/a" / part / "dog", count)
+    touch(root / "plain/a/dog", 20)
+    assert folders.scan(root / "parted", folders.Layout(held_out=True)).split == [1] * 12 + [0] * 3
+    assert folders.scan(root / "plain", folders.Layout()).split == [0] * 20
+    assert sum(folders.scan(root / "plain", folders.Layout(held_out=True)).split) == 4
+    assert [name for name, layout in vision.FOLDERS.items() if layout.held_out] == [
+        "pacs",
+        "office_caltech",
+        "office_home",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "written", "domains"),
+    [
+        ("pacs", 128, ["Sketch", "art painting", "Photo", "cartoon"], tuple(PACS)),
+        ("pacs", 128, ["sketch", "Art", "photo", "Cartoon"], tuple(PACS)),
+        ("office_caltech", 32, ["amazon", "Caltech10", "DSLR", "webcam"], tuple(OFFICE)),
+        ("office_home", 64, ["Art", "Clipart", "Product", "Real World"], ("Art", "Clipart", "Product", "Real World")),
+        ("office_home", 64, ["art", "clipart", "product", "RealWorld"], ("Art", "Clipart", "Product", "Real World")),
+        ("office_home", 64, ["Art", "Clipart", "Product", "Real_World"], ("Art", "Clipart", "Product", "Real World")),
+    ],
+)
+def test_the_domains_are_in_the_papers_order_under_any_of_their_names(root, name, side, written, domains):
+    """One picture a class, of a colour that tells its domain; of the first class ten, to see who is held out."""
+    classes = {"pacs": 7, "office_caltech": 10, "office_home": 65}[name]
+    for index, domain in enumerate(written):
+        for k in range(classes):
+            paint(root / name / domain / f"c{k:02}" / "x.png", (40 * index, 7, 9))
+        for k in range(1, 10):
+            paint(root / name / domain / "c00" / f"{k}.png", (40 * index, 7, 9))
+    pool = vision.load(name)
+    count = classes + 9
+    assert pool.images.shape == (4 * count, 3, side, side) and pool.domain_names == domains
+    assert pool.split.tolist() == folders.tenths(count) * 4 and pool.split[:10].tolist() == [0] * 8 + [1, 1]
+    order = [next(i for i, own in enumerate(written) if own[:3].lower() == domain[:3].lower()) for domain in domains]
+    assert pool.images[::count, 0, 0, 0].tolist() == [40 * index for index in order]
+
+
+def test_a_set_of_another_number_of_classes_is_refused(root):
+    for domain in OFFICE:
+        touch(root / "office_caltech" / domain / "mug", 1)
+    with pytest.raises(FedlibError, match=r"office_caltech: each domain has 1 class folders, but .* has 10 classes"):
+        vision.load("office_caltech")
+
+
 @needs_samples
 def test_real_pictures_in_this_layout():
     """Two pictures for each of PACS's four domains and seven classes; six of ACRIMA."""
     samples = Path(REAL) / "raw-samples"
     pool = vision.load("pacs", samples)
-    assert pool.domain_names == ("art_painting", "cartoon", "photo", "sketch")
-    assert pool.classes == ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+    assert pool.images.shape == (56, 3, 128, 128)
+    assert pool.domain_names == tuple(PACS) and pool.classes == PACS_CLASSES
     assert np.histogram2d(pool.domains, pool.labels, bins=(4, 7))[0].tolist() == [[2] * 7] * 4
+    assert pool.split.tolist() == ([0] * 8 + [1, 1] + [0] * 4) * 4
+    colour = np.ptp(pool.images.astype(int), axis=1).mean(axis=(1, 2))
+    assert colour[pool.domains == 3].max() < 3 < colour[pool.domains == 0].mean()  # sketches are black on white
     acrima = folders.read(samples / "retina", "acrima", folders.Layout(96))
     assert acrima.images.shape == (6, 3, 96, 96) and acrima.domain_names == ("ACRIMA",)
     red, green, blue = acrima.images.mean(axis=(0, 2, 3))

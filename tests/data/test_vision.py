@@ -171,6 +171,9 @@ def test_a_missing_set_says_where_it_looked_and_how_to_get_it(tmp_path):
         ("my_stt", "did you mean 'my_set'"),
         ("cifar100:coarze", "suffix: 'coarze' is unknown; did you mean 'coarse'"),
         ("digits:coarse", "digits has no coarse labels"),
+        ("mnist:small", "suffix: 'small' is unknown; valid: coarse"),
+        ("digits6:coarse", "suffix: 'coarse' is unknown; valid: small"),
+        ("digit6", "did you mean 'digits6'"),
         ("../my_set", "is not a plain name"),
         ("/etc/passwd", "is not a plain name"),
         ("", "is not a plain name"),
@@ -249,6 +252,21 @@ def test_available_lists_everything_and_survives_damage(tmp_path):
     assert lines["mnist"][2:4] == (70000, 10)
 
 
+def test_what_is_drawn_has_the_size_that_is_listed():
+    for name, size in vision.DRAWN.items():
+        pool = vision.load(name)
+        assert (len(pool), len(pool.classes)) == size
+
+
+def test_listing_draws_no_shape(monkeypatch):
+    def drawn():
+        pytest.fail("drawn")
+
+    monkeypatch.setattr(vision, "EMBEDDED", {**vision.EMBEDDED, "shapes": drawn, "shapes_eight": drawn})
+    lines = {line.name: line for line in vision.available()}
+    assert lines["shapes"][1:4] == ("embedded", *vision.DRAWN["shapes"])
+
+
 def test_an_absent_root_has_only_what_is_embedded():
     assert [line.name for line in vision.available("/nowhere")] == list(vision.EMBEDDED)
 
@@ -258,6 +276,19 @@ def test_check_counts_each_class_in_each_split(tmp_path):
     table = vision.check("toy")
     assert table.index.tolist() == ["cat", "dog"]
     assert table["train"].tolist() == [2, 1] and table["test"].tolist() == [0, 1]
+
+
+def test_check_counts_each_domain_too(tmp_path):
+    """Images 0 to 3: cat, dog, cat, dog; the last is test; the domains are sea, sea, land, land."""
+    write_pack(tmp_path / "toy.npz", domains=np.array([1, 1, 0, 0]), domain_names=np.array(["land", "sea"]))
+    assert vision.check("toy").to_dict("list") == {
+        "train": [2, 1],
+        "test": [0, 1],
+        "land train": [1, 0],
+        "land test": [0, 1],
+        "sea train": [1, 1],
+        "sea test": [0, 0],
+    }
 
 
 def test_the_superclasses_partition_cifar100():
@@ -285,6 +316,19 @@ def test_real_packs_have_their_documented_counts(name, shape, train, test):
     for column, expected in (("train", train), ("test", test)):
         counted = table[column].tolist() if isinstance(expected, list) else table[column].sum()
         assert counted == expected
+
+
+@needs_real_data
+def test_the_pack_of_pacs_has_its_documented_counts_by_domain():
+    table = vision.check("pacs_64", REAL).sum()
+    assert table.filter(like=" train").to_dict() == {
+        "photo train": 1337,
+        "art_painting train": 1638,
+        "cartoon train": 1875,
+        "sketch train": 3143,
+    }
+    assert table.filter(like=" test").tolist() == [333, 410, 469, 786]
+    assert table["train"] == 7993 and table["test"] == 1998
 
 
 @needs_real_data

@@ -16,6 +16,7 @@ from fedlib.methods.f2dc import (
     MODULES,
     CalibratedNetwork,
     Calibration,
+    DomainAware,
     attribution,
     concrete_mask,
     domain_aware,
@@ -220,8 +221,7 @@ def test_the_server_weighs_by_the_formula():
     expected = float(p[1] / (p[0] + p[1]))
     for order in (uploads, uploads[::-1]):
         assert float(F2DC().aggregate(server, order).weights["w"]) == pytest.approx(expected, abs=1e-6)
-    assert float(F2DC(aggregation="uniform").aggregate(server, uploads).weights["w"]) == 0.5
-    assert float(F2DC(aggregation="samples").aggregate(server, uploads).weights["w"]) == pytest.approx(0.6)
+    assert float(Calibration().aggregate(server, uploads).weights["w"]) == pytest.approx(0.6)
 
 
 def test_what_travels_in_each_mode():
@@ -246,6 +246,17 @@ def test_the_upload_s_class_counts_are_the_client_s_own_and_are_counted_as_bytes
     assert rows["bytes_up"] - rows["bytes_down"] == 3 * CLASSES * 8
     assert float(now.server.memory["N"]) == sum(fed.sizes)
     assert float(now.server.memory["Q"]) == 2
+
+
+def test_domain_aware_aggregation_without_calibration_trains_fedavg_s_network():
+    """With equal clients of one class mix DaA's weights are equal, so that DomainAware is FedAvg bit for bit."""
+    fed = tiny.federation((16, 16), side=16, classes=1)
+    described = Task(MODEL, SHAPE, 1, fed.sizes, 2, 0, (0, 1))
+    runs = [federate(m, fed, described, LOCAL, Plan(2, 0.01), Serial()) for m in (FedAvg(), DomainAware())]
+    plain, aware = (run.server.weights for run in runs)
+    assert set(plain) == set(aware)
+    for name in plain:
+        torch.testing.assert_close(plain[name], aware[name], msg=name)
 
 
 def test_average_and_spread_are_those_of_the_domains():
@@ -290,7 +301,6 @@ def test_accuracy_by_domain_is_that_of_a_plain_pass():
     [
         ({"mask": "noisy"}, "F2DC.mask: 'noisy' is unknown"),
         ({"modules": "locl"}, "did you mean 'local'"),
-        ({"aggregation": "daa"}, "F2DC.aggregation: 'daa' is unknown"),
         ({"reading": "D"}, "F2DC.reading: 'D' is unknown"),
         ({"sigma": 0.0}, "F2DC.sigma: 0.0 is out of range; give a number above 0.0"),
         ({"layers": 4}, "F2DC.layers: 4 is out of range"),
