@@ -177,3 +177,40 @@ def test_a_server_s_own_memory_goes_from_round_to_round_and_extras_are_counted(t
     save_snapshot(tmp_path / "a.safetensors", now)
     again = load_snapshot(tmp_path / "a.safetensors")
     assert tiny.same(again.server.memory, now.server.memory) and tiny.same_snapshots(again, now)
+
+
+def test_an_error_in_aggregation_says_where():
+    @dataclass(frozen=True)
+    class Drops(Method):
+        def aggregate(self, server: Server, uploads: Iterable[Upload]) -> Server:
+            list(uploads)
+            raise KeyError("head.bias")
+
+    with pytest.raises(FedlibError, match=r"Drops, round 1, aggregate: KeyError: 'head.bias'"):
+        tiny.train(Drops(), tiny.federation(), Plan(1, 0.05), Local(steps=1, crop=False))
+
+
+def test_weights_that_are_no_numbers_stop_the_last_round_before_its_evaluation():
+    with pytest.raises(FedlibError, match=r"Poisons, round 1: the averaged head.bias is not finite; lower lr"):
+        tiny.train(tiny.Poisons(), tiny.federation(), Plan(1, 0.05), Local(steps=1, crop=False))
+
+
+def test_a_phase_without_parameters_is_refused():
+    """FedPer on a linear model would train nothing but the head; FedRep's body phase has nothing left."""
+    from fedlib.methods.fedrep import FedRep
+
+    with pytest.raises(FedlibError, match="no parameter is left to train in this phase; take a model with a backbone"):
+        tiny.train(FedRep(), tiny.federation(), Plan(1, 0.05), Local(steps=1, crop=False), model="linear")
+
+
+def test_what_the_server_remembers_is_drawn_from_the_seed_and_moves_no_weight():
+    @dataclass(frozen=True)
+    class Remembers(Method):
+        def remember(self, task):
+            return {"noise": torch.randn(4)}
+
+    servers = [tiny.train(Remembers(), tiny.federation(), Plan(1, 0.05), Local(steps=1, crop=False)).server]
+    servers += [tiny.train(Remembers(), tiny.federation(), Plan(1, 0.05), Local(steps=1, crop=False)).server]
+    plain = tiny.train(FedAvg(), tiny.federation(), Plan(1, 0.05), Local(steps=1, crop=False)).server
+    assert tiny.same(servers[0].memory, servers[1].memory) and len(servers[0].memory["noise"]) == 4
+    assert tiny.same(servers[0].weights, plain.weights)

@@ -347,3 +347,16 @@ def test_a_network_that_cannot_be_made_is_an_error_before_any_training(told: Cal
     with pytest.raises(FedlibError, match=r"FedALA.top_layers: 99 is more than the"):
         run_all([tiny.experiment(), bad], jobs=1)
     assert not is_kept(tiny.experiment().key())
+
+
+# Groups
+
+
+def test_groups_share_runs_and_each_row_says_which_group_it_is_of(told: Callable[[], list[dict]]):
+    first, second = tiny.experiment(seed=0), tiny.experiment(seed=1)
+    table = runs.run_groups({("a", "x"): [first, second], ("b", "y"): [first]}, ["letter", "other"])
+    assert sum(event["event"] == "trained" for event in told()) == 2
+    rows = {group: set(part["key"]) for group, part in table.groupby(["letter", "other"])}
+    assert rows == {("a", "x"): {first.key(), second.key()}, ("b", "y"): {first.key()}}
+    alone = run_all([first])
+    assert table[table["letter"] == "b"]["value"].tolist() == alone["value"].tolist()

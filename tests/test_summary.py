@@ -415,3 +415,17 @@ def test_gains_refuse_what_they_cannot_compare():
         summary.gains(final, {"F2DC": "FedAgv"})
     with pytest.raises(FedlibError, match=r"method where metric std.*FedAvg"):  # a metric that the base lacks
         summary.gains(final, {"F2DC": "FedAvg"})
+
+
+def test_by_domain_names_metrics_as_the_tables_do():
+    rows = runs(
+        ("F2DC", 1.0, 0, "domain@central[photo]", 40.0),
+        ("F2DC", 1.0, 0, "domain@central", 50.0),
+        ("F2DC", 1.0, 0, "domain_std@central", 5.0),
+        ("F2DC", 1.0, 0, "worst@central", 40.0),
+        ("F2DC", 1.0, 0, "train_loss[total]", 2.0),
+    )
+    found = summary.by_domain(rows)
+    assert dict(zip(found["metric"], found["value"], strict=True)) == {"photo": 40.0, "average": 50.0, "std": 5.0}
+    with pytest.raises(FedlibError, match="no run was tested on the official test part"):
+        summary.by_domain(rows.iloc[3:])

@@ -40,8 +40,8 @@ class FedHEAL(Method):
     they have no mask and do not enter d_k, and are averaged with p_k.
 
     The equations are those of the spec (6), checked against the authors' implementation; the paper's text was not
-    available. It differs in small things: d_k is a sum of norms by tensor; p accumulates without being normalised,
-    other than for use; c = threshold is discarded; statistics are masked too; its t counts all rounds.
+    available. The implementation differs in this: its d_k is a sum of norms by tensor; its p accumulates, and is
+    normalised for use only; it discards c = threshold too, masks statistics too, and its t counts all rounds.
 
     threshold: 0 discards nothing. beta: momentum of the weights; 0 keeps 1 / K.
     """

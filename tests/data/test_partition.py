@@ -162,6 +162,7 @@ BAD_SPECS = [
     ({"name": "dirichlet", "alpha": "1e-1"}, "alpha: '1e-1' is str, not a number"),
     ({"name": "dirichlet"}, "partition 'dirichlet': alpha is missing"),
     ({"name": "dirichlet", "alpha": 1, "rule": "caped"}, "rule: 'caped' is unknown; did you mean 'capped'"),
+    ({"name": "dirichlet", "alpha": 1, "rule": None}, "rule: None is unknown"),
     ({"name": "dirichlet", "alpha": 1, "minimum": 0}, "minimum: 0 is out of range"),
     ({"name": "dirichlet", "alfa": 1}, "partition 'dirichlet': unknown key 'alfa'; did you mean 'alpha'"),
     ({"name": "dirichlet", "labels": 1}, "unknown key 'labels'"),

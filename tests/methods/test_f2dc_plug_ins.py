@@ -1,0 +1,85 @@
+"""Plug-ins: the base's loss plus F²DC's two terms, the base's own aggregation, and what each sends."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import tiny
+import torch
+
+from fedlib.engines import Serial
+from fedlib.methods.f2dc import F2DC, CalibratedNetwork, Calibration
+from fedlib.methods.f2dc_plug_ins import (
+    CalibratedFDSE,
+    CalibratedFedHEAL,
+    CalibratedFedProx,
+    CalibratedFPL,
+    CalibratedUniform,
+    F2DCLocalNorms,
+)
+from fedlib.methods.fedprox import FedProx
+from fedlib.methods.method import Task, initial_state
+from fedlib.models.resnet10 import is_norm
+from fedlib.rounds import Plan, federate
+from fedlib.training import Local
+
+CLASSES = 4
+MODEL = {"name": "resnet10", "width": 4}
+LOCAL = Local(steps=2, batch_size=8, crop=False)
+PLUG_INS = [CalibratedFedProx(), CalibratedFPL(), CalibratedFedHEAL(), CalibratedFDSE(), CalibratedUniform()]
+
+
+def after(method, rounds: int = 2):
+    fed = tiny.federation((24, 16, 16), side=16, classes=CLASSES)
+    clients = tuple(dataclasses.replace(c, domain=q) for c, q in zip(fed.clients, (0, 1, 1), strict=True))
+    fed = dataclasses.replace(fed, clients=clients, central={"a": fed.clients[0].test, "b": fed.clients[1].test})
+    task = Task(MODEL, fed.shape, CLASSES, fed.sizes, rounds, 0, (0, 1, 1))
+    return federate(method, fed, task, LOCAL, Plan(rounds, 0.01), Serial())
+
+
+def losses(snapshot, round: int) -> dict[str, float]:
+    return {
+        r.metric[11:-1]: r.value for r in snapshot.history if r.round == round and r.metric.startswith("train_loss")
+    }
+
+
+@pytest.mark.parametrize("method", PLUG_INS, ids=lambda m: type(m).__name__)
+def test_the_total_is_the_base_s_terms_and_the_two_of_f2dc(method):
+    found = losses(after(method), 2)
+    extra = method.lam1 * found["decoupling"] + method.lam2 * found["correction"]
+    base = {"CalibratedFPL": ("contrast", "consistency")}.get(type(method).__name__, ())
+    named = found["target"] + sum(found[name] for name in base)
+    if type(method).__name__ in ("CalibratedFedHEAL", "CalibratedUniform", "CalibratedFPL"):
+        assert found["total"] == pytest.approx(named + extra, rel=1e-5)
+    else:  # the proximal and the consistency term are not negative
+        assert found["total"] >= named + extra - 1e-4
+
+
+@pytest.mark.parametrize("method", PLUG_INS, ids=lambda m: type(m).__name__)
+def test_the_network_is_calibrated(method):
+    task = Task(MODEL, (3, 16, 16), CLASSES, (8, 8), 1, 0, (0, 1))
+    model = initial_state(method, task)[0]
+    assert isinstance(model, CalibratedNetwork)
+    f = model.backbone(torch.randn(3, 3, 16, 16))
+    parts = model.calibrate(f)
+    torch.testing.assert_close(parts.robust + parts.related, f)
+
+
+def test_without_a_proximal_term_it_is_calibration_bit_for_bit():
+    plain, prox = after(Calibration()), after(CalibratedFedProx(mu=0.0))
+    for name, tensor in plain.server.weights.items():
+        assert torch.equal(tensor, prox.server.weights[name]), name
+
+
+def test_the_proximal_term_pulls():
+    assert losses(after(CalibratedFedProx(mu=10.0)), 2)["total"] != losses(after(Calibration()), 2)["total"]
+    assert isinstance(CalibratedFedProx(), FedProx)
+
+
+def test_local_norms_stay_and_all_else_travels():
+    task = Task(MODEL, (3, 16, 16), CLASSES, (8, 8), 1, 0, (0, 1))
+    whole = set(initial_state(F2DC(), task)[1].weights)
+    rest = set(initial_state(F2DCLocalNorms(), task)[1].weights)
+    assert whole - rest == {name for name in whole if is_norm(name)}
+    assert any("running_mean" in name for name in whole - rest)
