@@ -76,12 +76,18 @@ def reproduce(arguments: argparse.Namespace) -> int:
     out = (arguments.out or project_root() / "build" / scale).expanduser().resolve()
     interrupted = False
     try:
-        outcomes = batch.reproduce(wanted, scale, out, arguments.jobs, arguments.data, arguments.only_failed)
+        outcomes = batch.reproduce(
+            wanted, scale, out, arguments.jobs, arguments.data, arguments.only_failed, arguments.again
+        )
     except batch.Interrupted as stop:
         outcomes, interrupted = stop.outcomes, True
     screen = display.console()
     if outcomes:
         display.show_end(screen, outcomes, out)
+        if unchanged := sum(o.unchanged for o in outcomes):
+            print(
+                f"{unchanged} of {len(outcomes)} were not executed: nothing they depend on has changed (--again does)"
+            )
     elif not interrupted:
         print("Nothing to do: no notebook failed.")
     if interrupted:
@@ -243,6 +249,7 @@ examples:
     _add_data_root(one)
     one.add_argument("--out", type=Path, metavar="FOLDER", help="where the outputs go (default: build/<scale>)")
     one.add_argument("--only-failed", action="store_true", help="leave out those that ended well the last time")
+    one.add_argument("--again", action="store_true", help="execute those too of which nothing has changed since")
 
 
 def _add_why(sub: Subcommands) -> None:

@@ -15,13 +15,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from filelock import FileLock
 
+from fedlib import fresh
 from fedlib.checks import FedlibError, check_number
 from fedlib.display import Line, Progress, display
 from fedlib.notebooks import Notebook, check_params, verdicts
@@ -33,7 +34,11 @@ GRACE = 20.0  # seconds that a notebook has, after Ctrl-C, to save its checkpoin
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one notebook: `status` is ok, failed or stopped; `cell` and `error` say where and why it failed."""
+    """What came of one notebook: `status` is ok, failed or stopped; `cell` and `error` say where and why it failed.
+
+    stamp: of what it was a function of (see fresh); saved: whether it left a figure. unchanged: it was not run again,
+    because the last outcome still holds.
+    """
 
     notebook: str
     status: str
@@ -43,6 +48,9 @@ class Outcome:
     verdicts: dict[str, int] = field(default_factory=dict)
     cell: str | None = None
     error: str | None = None
+    stamp: str = ""
+    saved: bool = False
+    unchanged: bool = False
 
     def in_words(self) -> str:
         """The failure in one line: where, then what; empty for a notebook that ended well."""
@@ -62,6 +70,7 @@ class Execution:
 
     def __init__(self, notebook: Notebook, scale: str, folder: Path, environment: dict[str, str]) -> None:
         self.notebook = notebook
+        self.stamp = fresh.stamp(notebook, scale, environment.get("FEDLIB_DATA"))
         self.scale = scale
         self.output = folder / f"{notebook.name}.ipynb"
         self.output.parent.mkdir(parents=True, exist_ok=True)
@@ -109,6 +118,8 @@ class Execution:
             verdicts=verdicts(self.notebook, self.scale) if status == "ok" else {},
             cell=cell,
             error=error,
+            stamp=self.stamp,
+            saved=fresh.has_saved(self.notebook, self.scale),
         )
 
     def failure(self) -> tuple[str | None, str]:
@@ -129,11 +140,13 @@ def reproduce(
     jobs: int | None = None,
     data: Path | None = None,
     only_failed: bool = False,
+    again: bool = False,
 ) -> list[Outcome]:
     """Run `notebooks` at `scale`, `jobs` at a time, and return their outcomes (also merged into <out>/outcomes.json).
 
     Every parameter file and folder is checked before anything runs (FedlibError). `data` is the data root,
-    `only_failed` leaves out those whose last outcome was ok. Raises Interrupted on Ctrl-C or SIGTERM.
+    `only_failed` leaves out those whose last outcome was ok. One whose last outcome still holds is not executed, unless
+    `again`. Raises Interrupted on Ctrl-C or SIGTERM.
     """
     jobs = check_number("jobs", os.cpu_count() or 1 if jobs is None else jobs, least=1, whole=True)
     for notebook in notebooks:
@@ -143,11 +156,28 @@ def reproduce(
     known = recorded(out)
     if only_failed:
         notebooks = [n for n in notebooks if n.name not in known or known[n.name].status != "ok"]
+    root = _environment(1, data).get("FEDLIB_DATA")
+    held = [known[n.name] for n in notebooks if not again and n.name in known and _holds(n, scale, out, known, root)]
+    unchanged = [replace(o, seconds=0.0, trained=0, kept=o.trained + o.kept, unchanged=True) for o in held]
+    names = {outcome.notebook for outcome in unchanged}
     # The longest first, so that none is left alone at the end; those never timed before any of them.
-    waiting = sorted(notebooks, key=lambda n: -known[n.name].seconds if n.name in known else float("-inf"))
+    waiting = sorted(
+        (n for n in notebooks if n.name not in names),
+        key=lambda n: -known[n.name].seconds if n.name in known else float("-inf"),
+    )
     environment = _environment(max(1, jobs // max(1, len(waiting))), data)
     with tempfile.TemporaryDirectory(prefix="running-", dir=out) as folder:
-        return _run_all(waiting, scale, out, jobs, Path(folder), environment)
+        ran = _run_all(waiting, scale, out, jobs, Path(folder), environment)
+    return sorted([*ran, *unchanged], key=lambda outcome: outcome.notebook)
+
+
+def _holds(notebook: Notebook, scale: str, out: Path, known: dict[str, Outcome], data: str | None) -> bool:
+    """Whether the last outcome is what executing the notebook again would give."""
+    last = known[notebook.name]
+    there = (out / f"{notebook.name}.ipynb").is_file() and last.saved == fresh.has_saved(notebook, scale)
+    if last.status != "ok" or not there or not fresh.runs_are_kept(notebook, scale):
+        return False
+    return last.stamp == fresh.stamp(notebook, scale, data)
 
 
 def why(notebook: Notebook, scale: str, data: Path | None = None) -> list[str]:

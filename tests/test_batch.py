@@ -244,3 +244,39 @@ def test_every_notebook_of_the_collection_has_good_parameters_at_every_scale(mon
             notebooks.check_params(notebook, scale)
     files = {path.relative_to(notebooks.params_folder()) for path in notebooks.params_folder().rglob("*.yaml")}
     assert files == {Path(scale, f"{notebook.name}.yaml") for notebook in every for scale in SCALES}
+
+
+def counted(project: Project) -> Path:
+    """A notebook that appends a line to a file each time it is executed, and the file."""
+    tally = project.root / "tally.txt"
+    project.notebook("counts", f"with open({str(tally)!r}, 'a') as file:\n    file.write('x')")
+    return tally
+
+
+def test_what_has_not_changed_is_not_executed_again(project: Project) -> None:
+    tally, out = counted(project), project.root / "out"
+    wanted = notebooks.discover()
+    (first,) = batch.reproduce(wanted, "smoke", out)
+    (second,) = batch.reproduce(wanted, "smoke", out)
+    assert (first.unchanged, second.unchanged, second.status) == (False, True, "ok")
+    assert tally.read_text() == "x"
+    batch.reproduce(wanted, "smoke", out, again=True)
+    assert tally.read_text() == "xx"
+
+
+@pytest.mark.parametrize("change", ["cell", "parameters", "output", "data"])
+def test_what_has_changed_is_executed_again(project: Project, change: str) -> None:
+    tally, out, data = counted(project), project.root / "out", project.root / "data"
+    data.mkdir()
+    batch.reproduce(notebooks.discover(), "smoke", out, data=data)
+    if change == "cell":
+        project.notebook("counts", f"with open({str(tally)!r}, 'a') as file:\n    file.write('y')")
+    elif change == "parameters":
+        project.params("counts", "seed: 0\n")
+    elif change == "output":
+        (out / "counts.ipynb").unlink()
+    else:
+        (data / "more.npz").write_bytes(b"1")
+    (again,) = batch.reproduce(notebooks.discover(), "smoke", out, data=data)
+    assert not again.unchanged
+    assert len(tally.read_text()) == 2

@@ -304,3 +304,15 @@ def test_a_missing_column_is_named(plot: str, arguments: tuple, column: str):
 def test_bad_input_is_named(make, message: str):
     with pytest.raises(FedlibError, match=message):
         make()
+
+
+def test_the_legend_has_each_method_s_own_colour_where_a_panel_lacks_one():
+    rows = [("one", "A", "p", 40.0), ("one", "B", "p", 50.0), ("two", "A", "p", 30.0)]
+    table = pd.DataFrame(rows, columns=["setting", "method", "domain", "mean"])
+    figure = plots.domain_bars(table.assign(low=table["mean"], high=table["mean"], paper=float("nan")))
+    (legend,) = figure.legends
+    drawn = [patch.get_facecolor() for patch in figure.axes[0].patches]
+    assert [
+        handle.patches[0].get_facecolor() if hasattr(handle, "patches") else handle.get_facecolor()
+        for handle in legend.legend_handles
+    ] == drawn

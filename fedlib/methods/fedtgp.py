@@ -20,7 +20,7 @@ from fedlib.streams import derive, torch_stream
 from fedlib.training import Batch, Terms
 
 GENERATOR = "generator/"
-GAPS = ("farthest", "nearest")
+GAPS = ("nearest", "farthest")
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,20 @@ class FedTGP(Method):
     vectors and F are trained on, by S epochs of SGD, on the mean over the P_i^c that arrived of
 
         -log( e^{-(||P_i^c - P^c|| + delta)} / (e^{-(||P_i^c - P^c|| + delta)} + sum_{c' != c} e^{-||P_i^c - P^c'||}) )
-        delta = min( max_{c != c'} ||Q^c - Q^c'||, tau ),   Q^c = mean_i P_i^c
+        delta = min( max_c min_{c' != c} ||Q^c - Q^c'||, tau ),   Q^c = mean_i P_i^c
 
     Clients, from round 2 on, minimise  CE + lam * mean_j ||z_j - P^{y_j}||^2 / d. Samples of a class of which no client
     has sent a prototype so far add nothing to the second term.
 
     Originally only prototypes travel, and clients have models of their own, which classify by the nearest P^c. In this
-    study the weights are averaged as in FedAvg too, and the head classifies. The 1 / d, lam, the mini-batches and the
-    rate of the server are those of the authors' implementation.
+    study the weights are averaged as in FedAvg too, and the head classifies. The paper's text was not available: the
+    1 / d, lam, delta, the mini-batches and the rate of the server are those of the authors' implementation.
+
+    Margin, prototypes and features can drive each other up until delta reaches tau, and the loss with them.
 
     lam: strength of the attraction; 0 is FedAvg. server_epochs: S; server_lr, server_batch: of its SGD, which has no
-    momentum. tau: the largest margin. gap: "farthest", delta as above; "nearest", delta of max_c min_{c' != c}, which
-    the authors' implementation takes.
+    momentum. tau: the largest margin. gap: "nearest", delta as above; "farthest", that of the two classes furthest
+    apart, max_{c != c'} ||Q^c - Q^c'||.
     """
 
     lam: float = hyper(10.0, least=0.0)
@@ -50,7 +52,7 @@ class FedTGP(Method):
     server_lr: float = hyper(0.01, above=0.0)
     server_batch: int = hyper(10, least=1, whole=True)
     tau: float = hyper(100.0, least=0.0)
-    gap: str = "farthest"
+    gap: str = "nearest"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,9 +128,9 @@ def margin_contrast(p: Tensor, c: Tensor, P: Tensor, delta: Tensor) -> Tensor:
 
 
 def margin(p: Tensor, c: Tensor, tau: float, gap: str) -> Tensor:
-    """delta (): the largest distance of two classes' means Q, at most tau; 0 if there is one class only.
+    """delta (): from the classes' means Q, at most tau; 0 if there is one class only.
 
-    gap "nearest": of the distances from a class to the nearest other one, the largest.
+    gap "nearest": of the distances from a class to the nearest other one, the largest; "farthest": of all distances.
     """
     classes, index = c.unique(return_inverse=True)
     of_class = F.one_hot(index, len(classes)).to(p.dtype)
@@ -137,6 +139,5 @@ def margin(p: Tensor, c: Tensor, tau: float, gap: str) -> Tensor:
         return p.new_zeros(())
     apart = (Q[:, None] - Q).norm(dim=-1)
     if gap == "nearest":
-        apart = apart + torch.diag(apart.new_full((len(Q),), torch.inf))
-        apart = apart.amin(1)
+        apart = (apart + torch.diag(apart.new_full((len(Q),), torch.inf))).amin(1)
     return apart.max().clamp(max=tau)

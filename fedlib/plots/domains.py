@@ -59,7 +59,8 @@ def domain_bars(table: pd.DataFrame, words: str = "accuracy (%)") -> Figure:
             x = np.arange(len(domains)) + width * (place - (len(methods) - 1) / 2)
             known = mine["mean"].notna().to_numpy()
             ours = mine[known]
-            axes.bar(x[known], ours["mean"], 0.92 * width, yerr=_whiskers(ours), label=method, **_bar(colour[method]))
+            name = method if known.any() else "_nothing drawn"  # an empty bar would lend the legend a wrong colour
+            axes.bar(x[known], ours["mean"], 0.92 * width, yerr=_whiskers(ours), label=name, **_bar(colour[method]))
             diamonds += [*zip(x, mine["paper"], strict=True)]
         _papers(axes, *zip(*diamonds, strict=True))
         axes.set_xticks(range(len(domains)), domains)

@@ -322,7 +322,7 @@ def generator_of(d: int, seed: int = 0) -> State:
 
 
 SENT = [
-    upload_of(0, [[3.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 3.0]], [0, 1, 3]),
+    upload_of(0, [[3.0, 0.0, 0.0], [1.0, 4.0, 0.0], [0.0, 0.0, 3.0]], [0, 1, 3]),
     upload_of(1, [[2.0, 1.0, 0.0], [0.0, 1.0, 2.0]], [0, 3], n=9),
 ]
 
@@ -351,8 +351,8 @@ def test_an_epoch_of_one_batch_is_a_gradient_step():
     after = trained(method, SENT, memory)
     weights = {n: w.clone().requires_grad_() for n, w in memory.items() if n.startswith("generator/")}
     p, c = (torch.cat([upload.extra[name] for upload in SENT]) for name in ("means", "classes"))
-    Q = torch.stack([(p[0] + p[3]) / 2, p[1], (p[2] + p[4]) / 2])
-    delta = max(float((a - b).norm()) for a in Q for b in Q)
+    Q = [(p[0] + p[3]) / 2, p[1], (p[2] + p[4]) / 2]
+    delta = max(min(float((a - b).norm()) for b in Q if b is not a) for a in Q)
     P = [by_hand(weights, k) for k in range(4)]
     loss: Tensor = sum(loss_by_hand(x, int(k), P, delta) for x, k in zip(p, c, strict=True)) / 5
     for name, slope in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
