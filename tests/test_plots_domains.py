@@ -240,6 +240,18 @@ def test_sensitivity_has_a_panel_a_parameter_in_ascending_order():
     assert dots(tau) == [[0, 76.47], [1, 75.83]]
     assert alpha.containers[0][0].get_xydata().tolist() == [[0, 65]]
     assert legend(figure) == ["ours", "paper"]
+    assert tau.get_ylabel() == "accuracy (%)" and not [line for line in tau.lines if line.get_linestyle() == "--"]
+
+
+def test_sensitivity_of_differences_has_its_reference_in_every_panel():
+    rows = [("tau", 0.02, -1.0, -3.0, 1.0, NAN), ("tau", 0.06, 0.0, 0.0, 0.0, 0.0), ("beta", 0.4, 0.0, 0.0, 0.0, NAN)]
+    table = pd.DataFrame(rows, columns=["parameter", "value", "mean", "low", "high", "paper"])
+    figure = plots.sensitivity(table, words="points", reference=0.0)
+    assert figure.axes[0].get_ylabel() == "points"
+    for axes in figure.axes:
+        (line,) = [line for line in axes.lines if line.get_linestyle() == "--"]
+        assert list(line.get_ydata()) == [0, 0]
+    assert legend(figure) == ["ours", "paper"]
 
 
 @pytest.mark.parametrize(("panels", "methods"), [(3, 2), (5, 10), (5, 20)])

@@ -263,10 +263,11 @@ def weights(table: pd.DataFrame) -> Figure:
 
 
 @styled
-def sensitivity(table: pd.DataFrame) -> Figure:
+def sensitivity(table: pd.DataFrame, words: str = "accuracy (%)", reference: float | None = None) -> Figure:
     """Accuracy against each hyper-parameter, a panel each: mean with interval, the paper's points as diamonds.
 
     table: columns parameter, value, mean, low, high, paper, in percent. Values stand at equal distances, ascending.
+    words: at the y-axis. reference: where a horizontal line stands, such as 0 for differences from the default.
     """
     _check("sensitivity", table, ["parameter", "value", "mean", "low", "high", "paper"], key=["parameter", "value"])
     figure, panels = _panels(table["parameter"].unique().tolist(), height=2.3, share_x=False)
@@ -277,9 +278,11 @@ def sensitivity(table: pd.DataFrame) -> Figure:
             ours.index, ours["mean"], _whiskers(ours), color=colours(1)[0], marker="o", capsize=3, label="ours"
         )
         _papers(axes, rows.index, rows["paper"])
+        if reference is not None:
+            axes.axhline(reference, color=".3", linestyle="--", linewidth=1, zorder=1)
         axes.set_xticks(rows.index, [f"{value:g}" for value in rows["value"]])
         axes.set(xlabel=SYMBOLS.get(parameter, parameter), xlim=(-0.5, len(rows) - 0.5))
-        _at_the_left(axes, "accuracy (%)")
+        _at_the_left(axes, words)
     _legend(figure, list(panels.values()), corner=True)
     figure.suptitle(WHISKERS, fontsize=9)
     return figure

@@ -134,7 +134,7 @@ def comparison(beside: pd.DataFrame) -> Figure:
         beside["method"].unique().tolist(),
     )
     many = len(metrics) > 2
-    own = {s: list(known.loc[known["setting"] == s, "metric"].unique()) if many else metrics for s in settings}
+    own = {s: _summaries_last(known.loc[known["setting"] == s, "metric"]) if many else metrics for s in settings}
     columns = max(map(len, own.values()))
     size = (WIDTH * 1.15 if many else WIDTH, 0.9 + len(settings) * (0.6 + 0.24 * len(methods)))
     figure, grid = plt.subplots(len(settings), columns, figsize=size, sharey=True, squeeze=False)
@@ -153,11 +153,17 @@ def comparison(beside: pd.DataFrame) -> Figure:
         )
         unit = metric if many else PUBLISHED_UNITS.get(metric, metric)
         axes.set(xlabel=unit, title="" if many and column else settings[row])
+        axes.margins(x=0.12 if many else 0.05)
         axes.set_yticks(range(len(methods)), methods)
         axes.set_ylim(len(methods) - 0.5, -0.5)
         axes.tick_params(labelleft=column == 0 or not grid[row, 0].get_visible())
     legend_outside(figure, "", grid.flat, loc="outside upper center" if many else "outside right upper")
     return figure
+
+
+def _summaries_last(metrics: pd.Series) -> list[str]:
+    """The distinct metrics in their order, with those over all domains at the end."""
+    return sorted(metrics.unique(), key=["average", "std"].count)
 
 
 def _of_metrics(where: str, rows: pd.DataFrame, metrics: Metrics) -> pd.DataFrame:

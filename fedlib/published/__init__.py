@@ -1,7 +1,7 @@
 """Published numbers, one CSV a paper: table, setting, method, metric, value, std, source.
 
 A blank value is a cell that the paper has and that could not be read from any public text; it stays blank beside ours.
-Accuracies are in percent, `system` and `average` as the FedDRM spec's section 4 defines them; `…_lead_low` and
+Accuracies are in percent. FedDRM: `system` and `average` as the FedDRM spec's section 4 defines them; `…_lead_low` and
 `…_lead_high` are the ends of the published range of FedDRM's lead over the baselines, in points.
 """
 

@@ -83,3 +83,13 @@ def test_local_norms_stay_and_all_else_travels():
     rest = set(initial_state(F2DCLocalNorms(), task)[1].weights)
     assert whole - rest == {name for name in whole if is_norm(name)}
     assert any("running_mean" in name for name in whole - rest)
+
+
+def test_the_released_code_is_calibration_with_three_layers():
+    from fedlib.methods.released.f2dc import F2DCAsReleased
+
+    released, named = after(F2DCAsReleased()), after(Calibration(layers=3))
+    assert released.server.weights.keys() == named.server.weights.keys()
+    assert all(torch.equal(w, named.server.weights[name]) for name, w in released.server.weights.items())
+    assert not released.server.memory
+    assert "decoupler.3.weight" in released.server.weights
