@@ -17,20 +17,13 @@ from fedlib.notebooks import Notebook
 from fedlib.paths import runs_folder
 
 LIBRARIES = (
-    "torch",
-    "torchvision",
-    "numpy",
-    "pandas",
-    "matplotlib",
-    "seaborn",
-    "scikit-learn",
-    "grad-cam",
-    "papermill",
+    *("torch", "torchvision", "numpy", "pandas", "scipy", "scikit-learn", "grad-cam"),
+    *("matplotlib", "seaborn", "papermill"),
 )
 
 
 def stamp(notebook: Notebook, scale: str, data: str | None) -> str:
-    """16 hexadecimal digits. data: the data folder, of which names, sizes and times of change count."""
+    """16 hexadecimal digits. data: the data folder, all of whose files' names, sizes and times of change count."""
     digest = hashlib.sha256()
     for cell in notebook.cells():
         digest.update(json.dumps([cell["cell_type"], cell["source"], cell["metadata"].get("tags", [])]).encode())
@@ -66,7 +59,15 @@ def _version(library: str) -> str:
 
 
 def _listing(data: str | None) -> list[tuple[str, int, int]]:
-    if not data or not Path(data).is_dir():
-        return []
-    found = [(entry.name, entry.stat()) for entry in os.scandir(data)]
-    return sorted((name, status.st_size, status.st_mtime_ns) for name, status in found)
+    """Every file below the data folder; the default is that of data.vision.data_root."""
+    root = Path(data or "~/.cache/fedlib").expanduser()
+    files = [Path(home) / name for home, _, names in os.walk(root) for name in names]
+    return sorted((str(path.relative_to(root)), *_size_and_time(path)) for path in files)
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:  # a dangling link
+        return 0, 0
+    return status.st_size, status.st_mtime_ns

@@ -277,17 +277,17 @@ def masks(run: Run, draws: int = 5) -> pd.DataFrame:
 @torch.no_grad()
 def mask_statistics(run: Run) -> pd.DataFrame:
     """A row a domain: mean of the deterministic mask M, its variance between channels (of their means over images and
-    places) and between places (within a channel, of means over images), and the mean cosine of l+ and l-."""
+    places) and between places (within a channel of one image, averaged), and the mean cosine of l+ and l-."""
     rows = []
     for name, model, samples in domains(run):
         assert isinstance(model, CalibratedNetwork)
-        total, cosine = torch.zeros(()), 0.0
+        channels, places, cosine = torch.zeros(()), 0.0, 0.0
         for images in samples.images.split(CHUNK):
             maps = _maps(model, prepare(images))
-            total = total + maps.mask.sum(0)
+            channels = channels + maps.mask.mean((2, 3)).sum(0)
+            places += float(maps.mask.var((2, 3)).mean(1).sum())
             plus, minus = model.transform(maps.robust), model.transform(maps.related)
             cosine += float(torch.cosine_similarity(plus, minus, eps=1e-8).sum())
-        M = total / len(samples)
-        channels = M.mean((1, 2))
-        rows.append((name, float(M.mean()), float(channels.var()), float(M.var((1, 2)).mean()), cosine / len(samples)))
+        n, means = len(samples), channels / len(samples)
+        rows.append((name, float(means.mean()), float(means.var()), places / n, cosine / n))
     return pd.DataFrame(rows, columns=["domain", "mean", "channel_variance", "spatial_variance", "cosine"])

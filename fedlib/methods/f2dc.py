@@ -168,7 +168,7 @@ class Calibration(Method):
 
 @dataclass(frozen=True)
 class DomainAware(Method):
-    """Domain-aware aggregation (DaA, Eqs 10 and 11), on top of any method: theta <- sum_k p_k theta_k,
+    """Domain-aware aggregation (DaA, Eqs 10 and 11), in place of a method's own: theta <- sum_k p_k theta_k,
 
         p_k = sigmoid(alpha n_k / N - beta d_k) / sum_j (the same),
         d_k = sqrt(1/2 sum_c (n_k^c / N - 1 / Q)^2)

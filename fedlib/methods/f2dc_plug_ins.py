@@ -43,7 +43,10 @@ class CalibratedUniform(Calibration, FedAvgUniform):
 
 @dataclass(frozen=True)
 class F2DCLocalNorms(F2DC):
-    """F²DC whose normalisation layers stay with their client, as in FedBN: how much of a gain is BatchNorm."""
+    """F²DC whose network's normalisation layers stay with their client, as in FedBN: how much of a gain is BatchNorm.
+
+    Those inside A_D and A_C travel with their modules.
+    """
 
     def shared(self, name: str) -> bool:
         return super().shared(name) and not is_norm(name)
