@@ -7,10 +7,10 @@ open pyplot figure nor a changed rcParam. Intervals are the 95 % Student-t inter
 from fedlib.plots.ablations import ablation, costs
 from fedlib.plots.beyond import churn, lambda_choice
 from fedlib.plots.clients import appearances, partition
-from fedlib.plots.costs import bars
 from fedlib.plots.domains import cam_grid, convergence, domain_bars, embeddings, sensitivity, spectra, weights
 from fedlib.plots.forest import verdict_grid, verdicts
 from fedlib.plots.gains import gains
+from fedlib.plots.panels import bars
 from fedlib.plots.results import comparison, curves, sweep
 from fedlib.plots.retina import normalisations
 from fedlib.plots.routing import sendings, soft_routing
