@@ -233,9 +233,11 @@ def _watch(futures: set[Future], events: Path, keys: set[str], bar: Bar) -> None
     seen = dict.fromkeys(keys, 0)
     with events.open(encoding="utf-8") as file:
         file.seek(0, os.SEEK_END)
+        begun = ""  # of a line that is still being written
         while futures:
             _, futures = wait(futures, timeout=0.3, return_when=FIRST_COMPLETED)
-            for line in file.readlines():
+            *lines, begun = (begun + file.read()).split("\n")
+            for line in lines:
                 event = json.loads(line)
                 if event["event"] == "round" and event["key"] in seen:
                     bar.advance(event["round"] - seen[event["key"]])

@@ -360,3 +360,34 @@ def test_groups_share_runs_and_each_row_says_which_group_it_is_of(told: Callable
     assert rows == {("a", "x"): {first.key(), second.key()}, ("b", "y"): {first.key()}}
     alone = run_all([first])
     assert table[table["letter"] == "b"]["value"].tolist() == alone["value"].tolist()
+
+
+def test_a_line_that_is_still_being_written_is_waited_for(tmp_path: Path):
+    """The watcher meets half a line first, as it may when a worker writes while it reads."""
+    from concurrent.futures import Future
+    from threading import Thread
+
+    class Counted:
+        done = 0
+
+        def advance(self, rounds: int = 1) -> None:
+            self.done += rounds
+
+    events, future, bar = tmp_path / "events.jsonl", Future(), Counted()
+    events.touch()
+
+    def write() -> None:
+        line = json.dumps({"event": "round", "key": "k", "round": 3, "rounds": 5}) + "\n"
+        with events.open("a", encoding="utf-8") as file:
+            for half in (line[:20], line[20:]):
+                time.sleep(0.5)
+                file.write(half)
+                file.flush()
+        time.sleep(0.5)
+        future.set_result(None)
+
+    writer = Thread(target=write)
+    writer.start()
+    runs._watch({future}, events, {"k"}, bar)
+    writer.join()
+    assert bar.done == 3
