@@ -68,9 +68,11 @@ class Interrupted(KeyboardInterrupt):
 class Execution:
     """One notebook's process: its progress while it runs, its outcome when it has ended."""
 
-    def __init__(self, notebook: Notebook, scale: str, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, notebook: Notebook, scale: str, folder: Path, environment: dict[str, str], stamp: str = ""
+    ) -> None:
         self.notebook = notebook
-        self.stamp = fresh.stamp(notebook, scale, environment.get("FEDLIB_DATA"))
+        self.stamp = stamp
         self.scale = scale
         self.output = folder / f"{notebook.name}.ipynb"
         self.output.parent.mkdir(parents=True, exist_ok=True)
@@ -156,8 +158,9 @@ def reproduce(
     known = recorded(out)
     if only_failed:
         notebooks = [n for n in notebooks if n.name not in known or known[n.name].status != "ok"]
-    root = _environment(1, data).get("FEDLIB_DATA")
-    held = [known[n.name] for n in notebooks if not again and n.name in known and _holds(n, scale, out, known, root)]
+    common = fresh.common_stamp(_environment(1, data).get("FEDLIB_DATA"))
+    stamps = {n.name: fresh.stamp(n, scale, common) for n in notebooks}
+    held = [known[n.name] for n in notebooks if not again and _holds(n, scale, out, known, stamps)]
     unchanged = [replace(o, seconds=0.0, trained=0, kept=o.trained + o.kept, unchanged=True) for o in held]
     names = {outcome.notebook for outcome in unchanged}
     # The longest first, so that none is left alone at the end; those never timed before any of them.
@@ -167,17 +170,17 @@ def reproduce(
     )
     environment = _environment(max(1, jobs // max(1, len(waiting))), data)
     with tempfile.TemporaryDirectory(prefix="running-", dir=out) as folder:
-        ran = _run_all(waiting, scale, out, jobs, Path(folder), environment)
+        ran = _run_all(waiting, scale, out, jobs, Path(folder), environment, stamps)
     return sorted([*ran, *unchanged], key=lambda outcome: outcome.notebook)
 
 
-def _holds(notebook: Notebook, scale: str, out: Path, known: dict[str, Outcome], data: str | None) -> bool:
-    """Whether the last outcome is what executing the notebook again would give."""
-    last = known[notebook.name]
-    there = (out / f"{notebook.name}.ipynb").is_file() and last.saved == fresh.has_saved(notebook, scale)
-    if last.status != "ok" or not there or not fresh.runs_are_kept(notebook, scale):
+def _holds(notebook: Notebook, scale: str, out: Path, known: dict[str, Outcome], stamps: dict[str, str]) -> bool:
+    """Whether the last outcome, if there is one, is what executing the notebook again would give."""
+    last = known.get(notebook.name)
+    if last is None or last.status != "ok" or last.stamp != stamps[notebook.name]:
         return False
-    return last.stamp == fresh.stamp(notebook, scale, data)
+    there = (out / f"{notebook.name}.ipynb").is_file() and last.saved == fresh.has_saved(notebook, scale)
+    return there and fresh.runs_are_kept(notebook, scale)
 
 
 def why(notebook: Notebook, scale: str, data: Path | None = None) -> list[str]:
@@ -211,7 +214,13 @@ def recorded(out: Path) -> dict[str, Outcome]:
 
 
 def _run_all(
-    waiting: list[Notebook], scale: str, out: Path, jobs: int, folder: Path, environment: dict[str, str]
+    waiting: list[Notebook],
+    scale: str,
+    out: Path,
+    jobs: int,
+    folder: Path,
+    environment: dict[str, str],
+    stamps: dict[str, str],
 ) -> list[Outcome]:
     """Keep `jobs` notebooks running until all have ended; record each outcome as it comes."""
     names = [notebook.name for notebook in waiting]
@@ -221,7 +230,8 @@ def _run_all(
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
-                    running.append(Execution(waiting.pop(0), scale, folder, environment))
+                    notebook = waiting.pop(0)
+                    running.append(Execution(notebook, scale, folder, environment, stamps[notebook.name]))
                 for execution in [e for e in running if e.ended()]:
                     outcomes[execution.notebook.name] = record(out, execution.outcome(out))
                     running.remove(execution)

@@ -22,19 +22,25 @@ LIBRARIES = (
 )
 
 
-def stamp(notebook: Notebook, scale: str, data: str | None) -> str:
-    """16 hexadecimal digits. data: the data folder, all of whose files' names, sizes and times of change count."""
-    digest = hashlib.sha256()
+def stamp(notebook: Notebook, scale: str, common: str) -> str:
+    """16 hexadecimal digits. common: of what all notebooks have in common, see below."""
+    digest = hashlib.sha256(json.dumps([notebook.name, scale, common]).encode())
     for cell in notebook.cells():
         digest.update(json.dumps([cell["cell_type"], cell["source"], cell["metadata"].get("tags", [])]).encode())
     digest.update(notebook.params(scale).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def common_stamp(data: str | None) -> str:
+    """Of package, libraries, device and data folder; of the latter, all files' names, sizes and times of change."""
+    digest = hashlib.sha256()
     package = Path(__file__).parent
     for path in sorted(package.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
             digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
     known = [platform.python_version(), os.environ.get("FEDLIB_DEVICE", ""), *map(_version, LIBRARIES)]
-    digest.update(json.dumps([notebook.name, scale, known, _listing(data)]).encode())
-    return digest.hexdigest()[:16]
+    digest.update(json.dumps([known, _listing(data)]).encode())
+    return digest.hexdigest()
 
 
 def has_saved(notebook: Notebook, scale: str) -> bool:

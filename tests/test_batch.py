@@ -130,7 +130,9 @@ def test_a_lone_notebook_gets_all_jobs_and_the_slow_ones_go_first(
     given: list[list[str]] = []
     jobs: list[str] = []
 
-    def noted(waiting: list, scale: str, out: Path, n: int, folder: Path, environment: dict[str, str]) -> list[Outcome]:
+    def noted(
+        waiting: list, scale: str, out: Path, n: int, folder: Path, environment: dict[str, str], stamps: dict
+    ) -> list:
         given.append([notebook.name for notebook in waiting])
         jobs.append(environment["FEDLIB_JOBS"])
         return []
