@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlib.data.federation import Federation
+from fedlib.data.federation import Federation, Samples
 from fedlib.data.shift import random_resized_crop
 from fedlib.methods.method import Method, Server, State
 from fedlib.training import prepare
@@ -102,20 +102,12 @@ class Crowd:
         return found
 
     @torch.no_grad()
-    def domain_accuracies(self, forward: Callable[[nn.Module, Tensor], Any] | None = None) -> Tensor:
-        """(Q,): top-1 accuracy on each domain's official test part, answered by `domain_states`.
-
-        forward: raw outputs from the network in evaluation mode and float images, if it is not the network's own call.
-        """
+    def domain_accuracies(self) -> Tensor:
+        """(Q,): top-1 accuracy on each domain's official test part, answered by `domain_states`."""
         accuracies = []
         for state, samples in zip(self.domain_states, self.federation.central.values(), strict=True):
             self.model.load_state_dict(state)
-            self.model.eval()
-            right = torch.zeros((), device=samples.labels.device)
-            for x, y in zip(samples.images.split(CHUNK), samples.labels.split(CHUNK), strict=True):
-                outputs = self.model(prepare(x)) if forward is None else forward(self.model, prepare(x))
-                right += (self.method.class_logits(outputs).argmax(-1) == y).sum()
-            accuracies.append(right / len(samples))
+            accuracies.append(accuracy(self.model, samples, self.method.class_logits))
         return torch.stack(accuracies)
 
     @cached_property
@@ -168,19 +160,28 @@ class Crowd:
         return self._logits_under(self.server.weights)
 
 
+def accuracy(model: nn.Module, samples: Samples, class_logits: Callable[[Any], Tensor]) -> Tensor:
+    """Top-1 (), 0 to 1, in evaluation mode; class_logits: see Method."""
+    model.eval()
+    right = torch.zeros((), device=samples.labels.device)
+    for x, y in zip(samples.images.split(CHUNK), samples.labels.split(CHUNK), strict=True):
+        right += (class_logits(model(prepare(x))).argmax(-1) == y).sum()
+    return right / len(samples)
+
+
 def _mean(tensors: Sequence[Tensor]) -> Tensor:
     """The plain mean, in float64, in the type of the tensors."""
     return torch.stack([tensor.double() for tensor in tensors]).mean(0).to(tensors[0].dtype)
 
 
-def central(crowd: Crowd, moment: str, variant: str = "", accuracies: Tensor | None = None) -> list[Row]:
-    """The metrics on the official test part. variant: a suffix in square brackets, for other `accuracies` (Q,)."""
-    values = (crowd.domain_accuracies() if accuracies is None else accuracies).cpu()
+def central(crowd: Crowd, moment: str) -> list[Row]:
+    """The metrics on the official test part."""
+    values = crowd.domain_accuracies().cpu()
     names = list(crowd.federation.central)
     spread = values.std() if len(values) > 1 else torch.zeros(())
     found = {f"domain@central[{name}]": value for name, value in zip(names, values, strict=True)}
     found |= {"domain@central": values.mean(), "domain_std@central": spread, "worst@central": values.min()}
-    return [Row(crowd.server.round, f"{metric}{variant}", moment, -1, float(v)) for metric, v in found.items()]
+    return [Row(crowd.server.round, metric, moment, -1, float(v)) for metric, v in found.items()]
 
 
 def evaluate(crowd: Crowd, moment: str) -> list[Row]:

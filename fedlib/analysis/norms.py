@@ -14,7 +14,7 @@ from torch import nn
 from fedlib.analysis.features import domains
 from fedlib.checks import FedlibError
 from fedlib.data.federation import Samples
-from fedlib.metrics import CHUNK
+from fedlib.metrics import accuracy
 from fedlib.runs import Run
 from fedlib.training import prepare
 
@@ -45,21 +45,13 @@ def reestimate(model: nn.Module, samples: Samples) -> None:
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, samples: Samples) -> float:
-    """Top-1 in evaluation mode, 0 to 1."""
-    model.eval()
-    right = 0
-    for images, labels in zip(samples.images.split(CHUNK), samples.labels.split(CHUNK), strict=True):
-        right += int((model(prepare(images)).argmax(1) == labels).sum())
-    return right / len(samples)
-
-
 def by_statistics(run: Run) -> pd.DataFrame:
     """Columns domain, statistics, accuracy (0 to 1): "as trained", and "of the domain", estimated anew."""
     train = {name: samples for name, _, samples in domains(run, "train")}
+    class_logits = run.experiment.method.class_logits
     rows = []
     for name, model, samples in domains(run):
-        rows.append((name, "as trained", accuracy(model, samples)))
+        rows.append((name, "as trained", float(accuracy(model, samples, class_logits))))
         reestimate(model, train[name])
-        rows.append((name, "of the domain", accuracy(model, samples)))
+        rows.append((name, "of the domain", float(accuracy(model, samples, class_logits))))
     return pd.DataFrame(rows, columns=["domain", "statistics", "accuracy"])

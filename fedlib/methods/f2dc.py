@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlib.checks import FedlibError, check_choice
-from fedlib.methods.method import Method, Server, State, Task, Upload, Work, first_argmax, hyper, weighted_mean
+from fedlib.methods.method import Method, Server, State, Task, Upload, Work, first_argmax, hyper
 from fedlib.models.network import Network
 from fedlib.training import Batch, Terms
 
@@ -26,13 +27,13 @@ def attribution(d: int, layers: int) -> nn.Sequential:
     """A_D and A_C: 3x3 convolutions by way of d / 8 channels (layers 2: paper), or of 50 d / 512 (layers 3: code)."""
     inner = max(1, d // 8 if layers == 2 else round(50 * d / 512))
 
-    def convolve(inputs: int, outputs: int) -> list[nn.Module]:
-        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)]
-
-    def hidden(inputs: int) -> list[nn.Module]:
-        return [*convolve(inputs, inner), nn.BatchNorm2d(inner), nn.ReLU()]
-
-    return nn.Sequential(*hidden(d), *(hidden(inner) if layers == 3 else []), *convolve(inner, d))
+    parts: OrderedDict[str, nn.Module] = OrderedDict()
+    for i in range(1, layers):
+        parts[f"conv{i}"] = nn.Conv2d(d if i == 1 else inner, inner, 3, padding=1, bias=False)
+        parts[f"norm{i}"] = nn.BatchNorm2d(inner)
+        parts[f"relu{i}"] = nn.ReLU()
+    parts[f"conv{layers}"] = nn.Conv2d(inner, d, 3, padding=1, bias=False)
+    return nn.Sequential(parts)
 
 
 def concrete_mask(S: Tensor, sigma: float, generator: torch.Generator | None) -> Tensor:
@@ -168,7 +169,7 @@ class Calibration(Method):
 
 @dataclass(frozen=True)
 class DomainAware(Method):
-    """Domain-aware aggregation (DaA, Eqs 10 and 11), in place of a method's own: theta <- sum_k p_k theta_k,
+    """Domain-aware aggregation (DaA, Eqs 10 and 11), in place of n_k / N: theta <- sum_k p_k theta_k,
 
         p_k = sigmoid(alpha n_k / N - beta d_k) / sum_j (the same),
         d_k = sqrt(1/2 sum_c (n_k^c / N - 1 / Q)^2)
@@ -196,13 +197,9 @@ class DomainAware(Method):
         upload = super().upload(work, losses)
         return replace(upload, extra=upload.extra | {"class_counts": counts})
 
-    def aggregate(self, server: Server, uploads: Iterable[Upload]) -> Server:
+    def weight(self, server: Server, upload: Upload) -> float:
         N, Q = float(server.memory["N"]), float(server.memory["Q"])
-
-        def p(upload: Upload) -> float:
-            return domain_aware(upload.extra["class_counts"], N, Q, self.alpha, self.beta, self.reading)
-
-        return Server(weighted_mean(server.weights, uploads, p), server.round + 1, server.memory)
+        return domain_aware(upload.extra["class_counts"], N, Q, self.alpha, self.beta, self.reading)
 
 
 def domain_aware(counts: Tensor, N: float, Q: float, alpha: float, beta: float, reading: str = "classes") -> float:

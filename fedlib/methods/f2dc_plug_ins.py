@@ -43,9 +43,8 @@ class CalibratedUniform(Calibration, FedAvgUniform):
 
 @dataclass(frozen=True)
 class F2DCLocalNorms(F2DC):
-    """F²DC whose network's normalisation layers stay with their client, as in FedBN: how much of a gain is BatchNorm.
-
-    Those inside A_D and A_C travel with their modules.
+    """F²DC whose normalisation layers, those inside A_D and A_C too, stay with their client, as in FedBN: how much of a
+    gain is BatchNorm.
     """
 
     def shared(self, name: str) -> bool:

@@ -5,7 +5,6 @@ Yang, Huang, Ye: FedAS: Bridging Inconsistency in Personalized Federated Learnin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from fedlib.data.federation import Samples
 from fedlib.methods.fedpac import class_moments, features
 from fedlib.methods.fedper import FedPer
-from fedlib.methods.method import Server, State, Upload, Work, hyper, weighted_mean
+from fedlib.methods.method import Server, State, Upload, Work, hyper
 from fedlib.training import Batch, Terms, batches, only, sgd
 
 TINY = torch.finfo(torch.float32).tiny
@@ -78,11 +77,8 @@ class FedAS(FedPer):
                 t += slope.double().square().sum()
         return t
 
-    def aggregate(self, server: Server, uploads: Iterable[Upload]) -> Server:
-        def t(upload: Upload) -> float:
-            return max(float(upload.extra["fisher"]), TINY)
-
-        return Server(weighted_mean(server.weights, uploads, t), server.round + 1, server.memory)
+    def weight(self, server: Server, upload: Upload) -> float:
+        return max(float(upload.extra["fisher"]), TINY)
 
     def personal_model(self, server: Server, client: int, memory: State) -> State:
         return server.weights | own_head(memory)

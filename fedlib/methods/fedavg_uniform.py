@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedlib.methods.method import Method, Server, Upload, weighted_mean
-
-
-def one(upload: Upload) -> float:
-    """The weight of every client."""
-    return 1.0
+from fedlib.methods.method import Method, Server, Upload
 
 
 @dataclass(frozen=True)
@@ -21,5 +15,5 @@ class FedAvgUniform(Method):
     weights alone shows here.
     """
 
-    def aggregate(self, server: Server, uploads: Iterable[Upload]) -> Server:
-        return Server(weighted_mean(server.weights, uploads, one), server.round + 1, server.memory)
+    def weight(self, server: Server, upload: Upload) -> float:
+        return 1.0

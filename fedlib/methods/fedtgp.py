@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlib.checks import check_choice
-from fedlib.methods.fpl import PROTOTYPES, class_means, everyones, load, noting, prototypes_in
-from fedlib.methods.method import Method, Server, State, Task, Upload, Work, hyper
+from fedlib.methods.method import Server, State, Task, Upload, Work, hyper
+from fedlib.methods.prototypes import PROTOTYPES, Prototyped, everyones, noting
 from fedlib.streams import derive, torch_stream
 from fedlib.training import Batch, Terms
 
@@ -24,7 +24,7 @@ GAPS = ("nearest", "farthest")
 
 
 @dataclass(frozen=True)
-class FedTGP(Method):
+class FedTGP(Prototyped):
     """With z the input of the head (d numbers), client i's prototype of class c is P_i^c, the mean of z over its
     samples of that class under the weights that go up. The server keeps a trainable vector for each class and a network
     F of two linear layers d -> d with a ReLU between; the global prototypes are P^c = F(vector_c). After each round
@@ -65,16 +65,6 @@ class FedTGP(Method):
         )
         own = {GENERATOR + name: tensor for name, tensor in parts.state_dict().items()}
         return super().remember(task) | own | {"seed": torch.tensor(derive(task.seed, "prototypes"))}
-
-    def broadcast(self, server: Server, client: int, memory: State) -> State:
-        return super().broadcast(server, client, memory) | prototypes_in(server.memory)
-
-    def start(self, work: Work) -> None:
-        load(work)
-
-    def client_update(self, work: Work) -> Upload:
-        upload = super().client_update(work)
-        return replace(upload, extra=upload.extra | class_means(work.model, work.samples))
 
     def loss(self, model: nn.Module, batch: Batch, work: Work) -> Terms:
         z = model.embed(batch.x)  # type: ignore[operator]

@@ -5,7 +5,7 @@ Huang, Ye, Shi, Li, Du: Rethinking Federated Learning with Domain Shift: A Proto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,18 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlib.checks import check_choice
-from fedlib.data.federation import Samples
 from fedlib.methods.finch import finch
-from fedlib.methods.method import Method, Server, State, Upload, Work, hyper
-from fedlib.training import Batch, Terms, prepare
+from fedlib.methods.method import Server, State, Upload, Work, hyper
+from fedlib.methods.prototypes import PROTOTYPES, Prototyped, everyones, noting
+from fedlib.training import Batch, Terms
 
-CHUNK = 500
-PROTOTYPES = "prototypes/"
 PARTITIONS = {"first": 0, "last": -1}
 
 
 @dataclass(frozen=True)
-class FPL(Method):
+class FPL(Prototyped):
     """With z the input of the head (d numbers), client m's prototype of class k is p_m^k, the mean of z over its
     samples of that class. Of the prototypes of class k that arrive, {p_m^k}_m, the server makes
 
@@ -56,16 +54,6 @@ class FPL(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(f"{type(self).__name__}.partition", self.partition, PARTITIONS)
-
-    def broadcast(self, server: Server, client: int, memory: State) -> State:
-        return super().broadcast(server, client, memory) | prototypes_in(server.memory)
-
-    def start(self, work: Work) -> None:
-        load(work)
-
-    def client_update(self, work: Work) -> Upload:
-        upload = super().client_update(work)
-        return replace(upload, extra=upload.extra | class_means(work.model, work.samples))
 
     def loss(self, model: nn.Module, batch: Batch, work: Work) -> Terms:
         z = model.embed(batch.x)  # type: ignore[operator]
@@ -115,41 +103,3 @@ def cluster_prototypes(p: Tensor, k: Tensor, classes: int, partition: str) -> St
         "classes": torch.tensor(of_class, device=p.device),
         "unbiased": U.float(),
     }
-
-
-@torch.no_grad()
-def class_means(model: nn.Module, samples: Samples) -> State:
-    """means (h, d): the mean of z over each of the h classes that the client has; classes (h,): which these are."""
-    model.eval()
-    classes, index = samples.labels.unique(return_inverse=True)
-    of_class = F.one_hot(index, len(classes)).double()
-    parts = []
-    for images, members in zip(samples.images.split(CHUNK), of_class.split(CHUNK), strict=True):
-        z = model.embed(prepare(images))  # type: ignore[operator]
-        parts.append(members.T @ z.double())
-    sums = torch.stack(parts).sum(0)
-    return {"means": (sums / of_class.sum(0)[:, None]).float(), "classes": classes}
-
-
-def noting(uploads: Iterable[Upload], sent: dict[int, State]) -> Iterator[Upload]:
-    """The uploads as they come; `sent` is filled with what each client sends beside its weights."""
-    for upload in uploads:
-        sent[upload.client] = upload.extra
-        yield upload
-
-
-def everyones(sent: Mapping[int, State]) -> tuple[Tensor, Tensor]:
-    """All class means (M, d), float64, and their classes (M,), in the clients' order, whichever came first."""
-    p = torch.cat([sent[client]["means"] for client in sorted(sent)]).double()
-    return p, torch.cat([sent[client]["classes"] for client in sorted(sent)])
-
-
-def prototypes_in(memory: State) -> State:
-    """What the server's memory holds of prototypes."""
-    return {name: tensor for name, tensor in memory.items() if name.startswith(PROTOTYPES)}
-
-
-def load(work: Work) -> None:
-    """The model takes its own tensors out of the message and the memory."""
-    given = work.message | work.memory
-    work.model.load_state_dict({name: given[name] for name in work.model.state_dict()})

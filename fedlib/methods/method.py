@@ -194,9 +194,14 @@ class Method:
         shared = {name: tensor for name, tensor in state.items() if self.shared(name)}
         return shared, {name: tensor for name, tensor in state.items() if name not in shared}
 
+    def weight(self, server: Server, upload: Upload) -> float:
+        """What a client weighs in the mean, before weights are made to sum to 1: n_i."""
+        return upload.samples
+
     def aggregate(self, server: Server, uploads: Iterable[Upload]) -> Server:
-        """theta <- sum_i (n_i / n) theta_i over this round's clients."""
-        return Server(weighted_mean(server.weights, uploads), server.round + 1, server.memory)
+        """theta <- sum_i p_i theta_i / sum_i p_i over this round's clients, p_i = weight."""
+        theta = weighted_mean(server.weights, uploads, lambda upload: self.weight(server, upload))
+        return Server(theta, server.round + 1, server.memory)
 
     def personal_model(self, server: Server, client: int, memory: State) -> State:
         """The weights that a client predicts with, given what it has kept."""
@@ -235,7 +240,8 @@ def samples_of(upload: Upload) -> float:
 def weighted_mean(start: State, uploads: Iterable[Upload], weight: Callable[[Upload], float] = samples_of) -> State:
     """sum_i p_i w_i / sum_i p_i over the tensors that arrive, accumulated one upload at a time in float64.
 
-    p_i = weight(upload), n_i unless another is given. Tensors of `start` that no client sent stay as they are.
+    p_i = weight(upload), n_i unless another is given. Tensors of `start` that no client sent stay as they are; whole
+    numbers (BatchNorm counts its batches) stay whole.
     """
     total, sums = 0.0, {}
     for upload in uploads:
@@ -245,7 +251,11 @@ def weighted_mean(start: State, uploads: Iterable[Upload], weight: Callable[[Upl
             if name not in sums:
                 sums[name] = torch.zeros_like(tensor, dtype=torch.float64)
             sums[name].add_(tensor, alpha=p)
-    return start | {name: value.div_(total).to(start[name].dtype) for name, value in sums.items()}
+    return start | {name: _as(start[name], value.div_(total)) for name, value in sums.items()}
+
+
+def _as(like: Tensor, mean: Tensor) -> Tensor:
+    return (mean if like.is_floating_point() else mean.round()).to(like.dtype)
 
 
 def majority_vote(logits: Tensor) -> Tensor:
@@ -260,10 +270,10 @@ def mean_softmax(logits: Tensor) -> Tensor:
 
 
 def first_argmax(scores: Tensor) -> Tensor:
-    """argmax over the last axis; ties go to the lowest index on every device."""
+    """argmax over the last axis; ties go to the lowest index on every device. Where all is NaN: the last index."""
     last = scores.shape[-1]
     index = torch.arange(last, device=scores.device).expand_as(scores)
-    return torch.where(scores == scores.amax(-1, keepdim=True), index, last).amin(-1)
+    return torch.where(scores == scores.amax(-1, keepdim=True), index, last - 1).amin(-1)
 
 
 def need_fewer(method: Method, name: str, value: int, limit: int, what: str) -> None:

@@ -57,3 +57,18 @@ def test_another_weight_may_be_given():
         for i, (v, p) in enumerate([(1.0, 3.0), (5.0, 1.0)])
     ]
     assert mean({"w": torch.zeros(1)}, sent, lambda upload: float(upload.extra["p"]))["w"].item() == 2.0
+
+
+def test_whole_numbers_are_rounded_and_not_cut_off_where_weights_are_fractions():
+    sent = [Upload(i, {"count": torch.tensor(7)}, {}, 1, {}, {"p": torch.tensor(p)}) for i, p in enumerate((0.01, 0.12))]
+    assert (0.01 * 7 + 0.12 * 7) / (0.01 + 0.12) < 7  # in float64: cut off, it would be 6
+    assert mean({"count": torch.tensor(0)}, sent, lambda upload: float(upload.extra["p"]))["count"].item() == 7
+
+
+def test_a_method_s_weight_is_that_of_its_mean():
+    class Third(Method):
+        def weight(self, server: Server, upload: Upload) -> float:
+            return 3.0 if upload.client == server.round else 1.0
+
+    sent = [Upload(i, {"w": torch.tensor([v])}, {}, 5, {}) for i, v in enumerate((1.0, 5.0))]
+    assert Third().aggregate(Server({"w": torch.zeros(1)}, 1), sent).weights["w"].item() == 4.0

@@ -23,9 +23,10 @@ from fedlib.methods import make
 from fedlib.methods.fedavg import FedAvg
 from fedlib.methods.fedtgp import FedTGP, global_prototypes, margin, margin_contrast
 from fedlib.methods.finch import finch, first_neighbours
-from fedlib.methods.fpl import FPL, class_means, cluster_contrast, cluster_prototypes
+from fedlib.methods.fpl import FPL, cluster_contrast, cluster_prototypes
 from fedlib.methods.method import Method, Server, State, Task, Upload, Work, initial_state, weighted_mean
 from fedlib.methods.moon import MOON, embed_under, model_contrast
+from fedlib.methods.prototypes import class_means
 from fedlib.rounds import Plan, Snapshot, federate
 from fedlib.store import load_snapshot, save_snapshot
 from fedlib.streams import torch_stream

@@ -23,10 +23,11 @@ from fedlib.methods.f2dc import (
     likeliest_wrong,
 )
 from fedlib.methods.fedavg import FedAvg
+from fedlib.methods.fpl import FPL
 from fedlib.methods.method import Server, Task, Upload, Work, initial_state
 from fedlib.rounds import Plan, federate
 from fedlib.streams import torch_stream
-from fedlib.training import Batch, Local, prepare
+from fedlib.training import Batch, Local, NotFinite, prepare
 
 SHAPE, CLASSES = (3, 16, 16), 5
 MODEL = {"name": "resnet10", "width": 4}
@@ -126,6 +127,12 @@ def test_the_likeliest_wrong_label(y: int, wrong: int):
     logits = torch.tensor([[3.0, 2.0, 1.0]], requires_grad=True)
     assert likeliest_wrong(logits, torch.tensor([y])).tolist() == [wrong]
     assert likeliest_wrong(torch.zeros(1, 3), torch.tensor([0])).tolist() == [1]
+
+
+def test_training_that_diverges_is_told_so():
+    diverging = dataclasses.replace(work(built()), lr=1.0e30)
+    with pytest.raises(NotFinite, match="lower lr"):
+        F2DC().descend(diverging)
 
 
 def test_the_losses_are_the_equations():
@@ -246,6 +253,24 @@ def test_the_upload_s_class_counts_are_the_client_s_own_and_are_counted_as_bytes
     assert rows["bytes_up"] - rows["bytes_down"] == 3 * CLASSES * 8
     assert float(now.server.memory["N"]) == sum(fed.sizes)
     assert float(now.server.memory["Q"]) == 2
+
+
+def test_domain_aware_weights_serve_methods_with_an_aggregation_of_their_own():
+    @dataclasses.dataclass(frozen=True)
+    class Both(DomainAware, FPL):
+        pass
+
+    counts = [torch.tensor([30, 10]), torch.tensor([5, 5])]
+    means = {"means": torch.ones(1, 3), "classes": torch.tensor([1])}
+    server = Server({"head.bias": torch.zeros(2)}, 0, {"N": torch.tensor(50.0), "Q": torch.tensor(2.0)})
+    sent = [
+        Upload(i, {"head.bias": torch.full((2,), float(i))}, {}, int(n.sum()), {}, {"class_counts": n} | means)
+        for i, n in enumerate(counts)
+    ]
+    p = [domain_aware(n, 50.0, 2.0, 1.0, 0.4) for n in counts]
+    after = Both().aggregate(server, sent)
+    assert after.weights["head.bias"].tolist() == pytest.approx([p[1] / sum(p)] * 2)
+    assert "prototypes/unbiased" in after.memory
 
 
 def test_domain_aware_aggregation_without_calibration_trains_fedavg_s_network():
