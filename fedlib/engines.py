@@ -19,7 +19,7 @@ from torch import nn
 from fedlib.checks import FedlibError
 from fedlib.data.federation import Samples
 from fedlib.methods.method import Method, State, Task, Upload, Work
-from fedlib.streams import torch_stream
+from fedlib.streams import derive, torch_stream
 from fedlib.training import Local
 
 
@@ -65,7 +65,11 @@ def perform(site: Site, model: nn.Module, given: Assignment) -> Upload:
         stream,
     )
     try:
-        return site.method.client_update(work)
+        with torch.random.fork_rng(
+            devices=[]
+        ):  # dropout draws from torch's global stream: it is the client's meanwhile
+            torch.manual_seed(derive(site.task.seed, "dropout", given.round, given.client))
+            return site.method.client_update(work)
     except Exception as error:
         stage = f"{type(site.method).__name__}, round {given.round}, client {given.client}, client_update"
         raise ClientError(f"{stage}: {type(error).__name__}: {error}") from error

@@ -93,6 +93,11 @@ class Experiment:
             if own or self.shift:
                 what = f"probes: {own[0]}" if own else f"shift: {self.shift}"
                 raise FedlibError(f"{what} needs test samples of each client; set test_share above 0, such as 0.3")
+        if self.method.needs_validation and self.validation_share == 0:
+            raise FedlibError(
+                f"{type(self.method).__name__} chooses on validation samples; set validation_share above 0, such as "
+                "0.1, or selection: train"
+            )
         for client in self.plan.joins.keys() & self.plan.leaves.keys():
             if self.plan.joins[client] > self.plan.leaves[client]:
                 raise FedlibError(

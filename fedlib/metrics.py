@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from fedlib.data.federation import Federation, Samples
 from fedlib.data.shift import random_resized_crop
+from fedlib.engines import Site
 from fedlib.methods.method import Method, Server, State
 from fedlib.training import prepare
 
@@ -47,6 +48,7 @@ class Crowd:
     """All clients' models, faced with all clients' test samples.
 
     crop: a generator for random crops of the test images (see analysis.random_crop); None: the whole images.
+    site, lr: of the run that is judged, for probes that go on training.
     """
 
     def __init__(
@@ -57,16 +59,18 @@ class Crowd:
         memories: Sequence[State],
         federation: Federation,
         crop: torch.Generator | None = None,
+        site: Site | None = None,
+        lr: float = 0.0,
     ) -> None:
         self.method, self.model, self.server, self.crop = method, model, server, crop
-        self.memories, self.federation = memories, federation
+        self.memories, self.federation, self.site, self.lr = memories, federation, site, lr
         self.samples, self.origin = federation.pooled_test()
         self.shares = torch.tensor(federation.shares, dtype=torch.float32, device=self.samples.labels.device)
 
     @cached_property
     def states(self) -> list[State]:
         """The weights that each client predicts with; tensors that clients have in common are the same objects."""
-        return [self.method.personal_model(self.server, i, memory) for i, memory in enumerate(self.memories)]
+        return [self.method.own_model(self, i) for i in range(len(self.memories))]
 
     @cached_property
     def _own(self) -> set[str]:
@@ -102,6 +106,14 @@ class Crowd:
         return found
 
     @torch.no_grad()
+    def own_accuracies(self) -> Tensor:
+        """(m,): each client's own model on its own test samples, and on no others."""
+        accuracies = []
+        for state, client in zip(self.states, self.federation.clients, strict=True):
+            self.model.load_state_dict(state)
+            accuracies.append(accuracy(self.model, client.test, self.method.class_logits))
+        return torch.stack(accuracies)
+
     def domain_accuracies(self) -> Tensor:
         """(Q,): top-1 accuracy on each domain's official test part, answered by `domain_states`."""
         accuracies = []
@@ -136,7 +148,9 @@ class Crowd:
         if self._own <= {"head.weight", "head.bias"}:
             embedding = self._shared_pass[1]
             return torch.stack([F.linear(embedding, own["head.weight"], own["head.bias"]) for own in self.states])
-        return torch.stack([self._logits_under(state) for state in self.states])
+        kinds = [tuple(map(id, state.values())) for state in self.states]
+        found = {kind: self._logits_under(state) for kind, state in dict(zip(kinds, self.states, strict=True)).items()}
+        return torch.stack([found[kind] for kind in kinds])
 
     def _logits_under(self, state: State) -> Tensor:
         chunks: list[Tensor] = []
@@ -184,9 +198,22 @@ def central(crowd: Crowd, moment: str) -> list[Row]:
     return [Row(crowd.server.round, metric, moment, -1, float(v)) for metric, v in found.items()]
 
 
-def evaluate(crowd: Crowd, moment: str) -> list[Row]:
-    """All metrics of one round."""
-    return central(crowd, moment) if crowd.federation.central else local(crowd, moment)
+def evaluate(crowd: Crowd, moment: str, pooled: bool = True) -> list[Row]:
+    """All metrics of one round. pooled: those, too, of queries whose client is unknown."""
+    if crowd.federation.central:
+        return central(crowd, moment)
+    return local(crowd, moment) if pooled else own(crowd, moment)
+
+
+def own(crowd: Crowd, moment: str, metric: str = "personal", accuracies: Tensor | None = None) -> list[Row]:
+    """The metrics of the clients' own models on their own test samples. accuracies: (m,), if they are known."""
+    values = crowd.own_accuracies() if accuracies is None else accuracies
+    found = [(f"{metric}@local", i, float(value)) for i, value in enumerate(values)]
+    found += [(f"{metric}@local", -1, float(crowd.shares @ values))]
+    found += [(f"{metric}@local[plain mean]", -1, float(values.mean()))]
+    if metric == "personal":
+        found += [("worst@local", -1, float(values.min()))]
+    return [Row(crowd.server.round, name, moment, client, value) for name, client, value in found]
 
 
 def local(crowd: Crowd, moment: str) -> list[Row]:
@@ -200,13 +227,8 @@ def local(crowd: Crowd, moment: str) -> list[Row]:
     def add(metric: str, value: Tensor, client: int = -1, when: str = moment) -> None:
         rows.append(Row(crowd.server.round, metric, when, client, float(value)))
 
-    own = crowd.logits().argmax(-1)[origin, torch.arange(len(truth), device=truth.device)]
-    accuracies = per_client(own == truth)
-    for i, accuracy in enumerate(accuracies):
-        add("personal@local", accuracy, i)
-    add("personal@local", shares @ accuracies)
-    add("personal@local[plain mean]", accuracies.mean())
-    add("worst@local", accuracies.min())
+    labels = crowd.logits().argmax(-1)[origin, torch.arange(len(truth), device=truth.device)]
+    rows += own(crowd, moment, accuracies=per_client(labels == truth))
     one = crowd.global_logits()
     if one is not None:
         right = one.argmax(-1) == truth

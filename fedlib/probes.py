@@ -9,6 +9,7 @@ from typing import Any
 from fedlib.checks import check_choice
 
 PROBES = {
+    "adapted": "fedlib.analysis.adaptation:adapted",
     "drift": "fedlib.analysis.gradients:drift",
     "random_crop": "fedlib.analysis.random_crop:random_crop",
     "validation": "fedlib.analysis.validation:validation",

@@ -28,7 +28,8 @@ class Plan:
     rounds: T. lr, schedule: "cosine" is lr_t = lr (1 + cos(pi (t - 1) / T)) / 2, constant within a round.
     participation: share of the clients present that take part in a round. joins, leaves: {client: its first, its last
     round}; a client that is not named is present throughout. evaluate_every: in rounds; evaluate_last: each of the
-    last so many rounds is evaluated too.
+    last so many rounds is evaluated too. pooled: whether queries of unknown origin are put to all clients, too: where
+    every client has a model of its own, each then meets everyone's test samples.
     """
 
     rounds: int
@@ -39,6 +40,7 @@ class Plan:
     leaves: Mapping[int, int] = field(default_factory=dict)
     evaluate_every: int = 10
     evaluate_last: int = 1
+    pooled: bool = True
 
     def __post_init__(self) -> None:
         check_number("rounds", self.rounds, least=1, whole=True)
@@ -47,6 +49,7 @@ class Plan:
         check_number("participation", self.participation, above=0.0, most=1.0)
         check_number("evaluate_every", self.evaluate_every, least=1, whole=True)
         check_number("evaluate_last", self.evaluate_last, least=1, most=self.rounds, whole=True)
+        check_choice("pooled", self.pooled, (True, False))
         for name in ("joins", "leaves"):
             for client, at in getattr(self, name).items():
                 check_number(f"{name}: client", client, least=0, whole=True)
@@ -175,9 +178,9 @@ def judge(
 ) -> list[Row]:
     """All metrics and probes of the round just finished."""
     method, t = site.method, now.server.round
-    crowd = Crowd(method, model, now.server, now.memories, federation)
+    crowd = Crowd(method, model, now.server, now.memories, federation, site=site, lr=plan.rate(t))
     try:
-        rows = evaluate(crowd, method.moment(t, plan.rounds))
+        rows = evaluate(crowd, method.moment(t, plan.rounds), plan.pooled)
         return rows + [row for probe in probes for row in probe(crowd, federation)]
     except Exception as error:
         raise FedlibError(f"{type(method).__name__}, round {t}, evaluation: {type(error).__name__}: {error}") from error

@@ -22,7 +22,7 @@ from fedlib.training import Batch, Terms
 class FedRCL(Method):
     """Client k, from theta: E steps of SGD on
 
-        CE(y; f(x)) + weight * mean_l mean_i (scl_i + div_i)                   over the levels l and a batch's samples i
+        CE(y; f(x)) + lam * mean_l mean_i (scl_i + div_i)                   over the levels l and a batch's samples i
 
     with s_ij the cosine of the samples' features at level l, p_i = min_j s_ij over the samples of i's class, itself
     among them, N_i the `negatives` largest s_ij over all other classes, and q_i = min_j s_ij over its class without
@@ -45,12 +45,12 @@ class FedRCL(Method):
     the paper's text was not available. They compare the blocks' features before the last ReLU, here it is those after
     it.
 
-    tau: temperature. threshold: how similar a class may become without penalty. weight: of both terms; 0 is FedAvg.
+    tau: temperature. threshold: how similar a class may become without penalty. lam: weight of both terms; 0 is FedAvg.
     """
 
     tau: float = hyper(0.05, above=0.0)
     threshold: float = hyper(0.7, least=-1.0, most=1.0)
-    weight: float = hyper(1.0, least=0.0)
+    lam: float = hyper(1.0, least=0.0)
     negatives: int = hyper(2, least=1, whole=True)
 
     def loss(self, model: nn.Module, batch: Batch, work: Work) -> Terms:
@@ -59,7 +59,7 @@ class FedRCL(Method):
         target = F.cross_entropy(model.head(z), batch.y)  # type: ignore[operator]
         terms = [relaxed_contrastive(g, batch.y, self.tau, self.threshold, self.negatives) for g in (*maps, z)]
         scl, div = (torch.stack(values).mean() for values in zip(*terms, strict=True))
-        total = target + self.weight * (scl + div)
+        total = target + self.lam * (scl + div)
         return {"total": total, "target": target, "contrastive": scl, "divergence": div}
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedlib import models
 from fedlib.checks import FedlibError, check_number, whole_as_float
-from fedlib.data.federation import Samples
+from fedlib.data.federation import Federation, Samples
 from fedlib.models.network import Network
 from fedlib.streams import derive
 from fedlib.training import Batch, Local, Terms, backward, batches, only, sgd
@@ -108,8 +108,12 @@ class Answer:
 
 
 class Crowd(Protocol):
-    """What `route` may ask about the queries: see metrics.Crowd."""
+    """What `route` and `own_model` may ask: see metrics.Crowd."""
 
+    model: nn.Module
+    server: Server
+    memories: Sequence[State]
+    federation: Federation
     shares: Tensor
 
     def logits(self) -> Tensor:
@@ -136,6 +140,11 @@ class Method:
     def check(self, rounds: int, local: Local) -> None:
         """Raise FedlibError if the hyper-parameters do not fit the experiment."""
 
+    @property
+    def needs_validation(self) -> bool:
+        """Whether clients need validation samples."""
+        return False
+
     def build(self, task: Task) -> nn.Module:
         """The network of server and clients."""
         return task.network()
@@ -143,6 +152,10 @@ class Method:
     def shared(self, name: str) -> bool:
         """Whether the tensor `name` travels; what does not is personal and stays in the client's memory."""
         return True
+
+    def begin(self, model: nn.Module, task: Task) -> State:
+        """theta at the start: what travels of the initial network."""
+        return self.divide(model)[0]
 
     def remember(self, task: Task) -> State:
         """What the server keeps beside theta, at the start."""
@@ -207,6 +220,14 @@ class Method:
         """The weights that a client predicts with, given what it has kept."""
         return server.weights | memory if memory else server.weights
 
+    def own_model(self, crowd: Crowd, client: int) -> State:
+        """The weights that a client predicts with, where it may look at its own samples to choose them."""
+        return self.personal_model(crowd.server, client, crowd.memories[client])
+
+    def candidates(self, server: Server, client: int, memory: State) -> list[State]:
+        """All weights that a client may choose among: one, unless there are several models for all."""
+        return [self.personal_model(server, client, memory)]
+
     def class_logits(self, outputs: Any) -> Tensor:
         """The class logits (N, K) in the network's raw output."""
         return outputs
@@ -228,8 +249,9 @@ def initial_state(method: Method, task: Task) -> tuple[nn.Module, Server, list[S
         model = method.build(task).to(memory_format=torch.channels_last)
         torch.manual_seed(derive(task.seed, "server"))
         memory = method.remember(task)
-    shared, personal = method.divide(model)
-    return model, Server(shared, memory=memory), [dict(personal) for _ in range(task.clients)]
+        theta = method.begin(model, task)
+    _, personal = method.divide(model)
+    return model, Server(theta, memory=memory), [dict(personal) for _ in range(task.clients)]
 
 
 def samples_of(upload: Upload) -> float:

@@ -60,7 +60,9 @@ def test_another_weight_may_be_given():
 
 
 def test_whole_numbers_are_rounded_and_not_cut_off_where_weights_are_fractions():
-    sent = [Upload(i, {"count": torch.tensor(7)}, {}, 1, {}, {"p": torch.tensor(p)}) for i, p in enumerate((0.01, 0.12))]
+    sent = [
+        Upload(i, {"count": torch.tensor(7)}, {}, 1, {}, {"p": torch.tensor(p)}) for i, p in enumerate((0.01, 0.12))
+    ]
     assert (0.01 * 7 + 0.12 * 7) / (0.01 + 0.12) < 7  # in float64: cut off, it would be 6
     assert mean({"count": torch.tensor(0)}, sent, lambda upload: float(upload.extra["p"]))["count"].item() == 7
 

@@ -103,7 +103,7 @@ def upload_of(i: int, theta: State, samples: int) -> Upload:
 
 def test_they_are_found_by_their_names():
     assert all(known()[name_of(method)] is type(method) for method in METHODS)
-    assert make("FedRCL") == FedRCL(tau=0.05, threshold=0.7, weight=1.0, negatives=2)
+    assert make("FedRCL") == FedRCL(tau=0.05, threshold=0.7, lam=1.0, negatives=2)
     assert make("FedHEAL") == FedHEAL(threshold=0.3, beta=0.4)
 
 
@@ -112,7 +112,7 @@ def test_they_are_found_by_their_names():
     [
         ({"name": "FedRCL", "tau": 0}, "FedRCL.tau: 0 is out of range; give a number above 0.0"),
         ({"name": "FedRCL", "threshold": 1.5}, "FedRCL.threshold: 1.5 is out of range"),
-        ({"name": "FedRCL", "weight": -1}, "FedRCL.weight: -1 is out of range; give a number at least 0.0"),
+        ({"name": "FedRCL", "lam": -1}, "FedRCL.lam: -1 is out of range; give a number at least 0.0"),
         ({"name": "FedRCL", "negatives": 0}, "FedRCL.negatives: 0 is out of range; give a whole number at least 1"),
         ({"name": "FedHEAL", "threshold": -0.1}, "FedHEAL.threshold: -0.1 is out of range"),
         ({"name": "FedHEAL", "beta": 1.1}, "FedHEAL.beta: 1.1 is out of range; give a number at least 0.0 and"),
@@ -320,7 +320,7 @@ def test_the_terms_are_those_of_loops_over_the_pairs_for_any_scale_and_order():
 
 def test_fedrcl_of_weight_0_is_fedavg_bit_for_bit():
     fed = tiny.federation((24, 16))
-    got, plain, whole = (train(method, fed) for method in (FedRCL(weight=0.0), FedAvg(), FedRCL()))
+    got, plain, whole = (train(method, fed) for method in (FedRCL(lam=0.0), FedAvg(), FedRCL()))
     assert tiny.same(got.server.weights, plain.server.weights) and got.memories == plain.memories
     assert metric(got, "personal@local") == metric(plain, "personal@local")
     assert metric(got, "train_loss[total]") == metric(plain, "train_loss[total]")
@@ -329,7 +329,7 @@ def test_fedrcl_of_weight_0_is_fedavg_bit_for_bit():
 
 def test_the_five_levels_of_resnet10_count_alike():
     """The loss from the features that the parts of the network give one after the other; no hook is left behind."""
-    fed, method = tiny.federation((24,)), FedRCL(weight=0.5)
+    fed, method = tiny.federation((24,)), FedRCL(lam=0.5)
     model, server, _ = initial_state(method, task(fed))
     assert isinstance(model, Network)
     batch = Batch(prepare(fed.clients[0].train.images), fed.clients[0].train.labels, 0)
