@@ -143,7 +143,7 @@ def data(arguments: argparse.Namespace) -> int:
     if arguments.action == "list":
         print(f"data root: {root}")
         for line in available:
-            counts = line.problem or f"{line.images:>8,} images  {line.classes:>4} classes"
+            counts = line.problem or f"{line.images:>8,} {vision.unit(line.name):<6}  {line.classes:>4} classes"
             print(f"  {line.name:<28}{counts}  {line.where}")
         return 0
     bad = 0
@@ -155,7 +155,7 @@ def data(arguments: argparse.Namespace) -> int:
             bad += 1
             continue
         train, test = int(table["train"].sum()), int(table["test"].sum())
-        print(f"{name}: good, {train:,} train and {test:,} test images in {len(table)} classes")
+        print(f"{name}: good, {train:,} train and {test:,} test {vision.unit(name)} in {len(table)} classes")
     return 2 if bad else 0
 
 

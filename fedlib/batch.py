@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -58,7 +58,7 @@ class Outcome:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during `reproduce`; carries the outcomes so far."""
+    """Ctrl-C during `reproduce`; carries the outcomes so far, those of unchanged notebooks too."""
 
     def __init__(self, outcomes: list[Outcome]) -> None:
         super().__init__()
@@ -170,8 +170,11 @@ def reproduce(
     )
     environment = _environment(max(1, jobs // max(1, len(waiting))), data)
     with tempfile.TemporaryDirectory(prefix="running-", dir=out) as folder:
-        ran = _run_all(waiting, scale, out, jobs, Path(folder), environment, stamps)
-    return sorted([*ran, *unchanged], key=lambda outcome: outcome.notebook)
+        try:
+            ran = _run_all(waiting, scale, out, jobs, Path(folder), environment, stamps)
+        except Interrupted as stop:
+            raise Interrupted(_in_order([*stop.outcomes, *unchanged])) from None
+    return _in_order([*ran, *unchanged])
 
 
 def _holds(notebook: Notebook, scale: str, out: Path, known: dict[str, Outcome], stamps: dict[str, str]) -> bool:
@@ -241,10 +244,10 @@ def _run_all(
             _stop(running)
             for execution in running:
                 outcomes[execution.notebook.name] = record(out, execution.outcome(out, stopped=True))
-            raise Interrupted(_in_order(outcomes)) from None
+            raise Interrupted(_in_order(outcomes.values())) from None
         finally:
             _stop(running)
-    return _in_order(outcomes)
+    return _in_order(outcomes.values())
 
 
 def _lines(names: list[str], running: list[Execution], outcomes: dict[str, Outcome]) -> list[Line]:
@@ -259,8 +262,8 @@ def _lines(names: list[str], running: list[Execution], outcomes: dict[str, Outco
     return list(lines.values())
 
 
-def _in_order(outcomes: dict[str, Outcome]) -> list[Outcome]:
-    return [outcomes[name] for name in sorted(outcomes)]
+def _in_order(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    return sorted(outcomes, key=lambda outcome: outcome.notebook)
 
 
 def _cells(output: Path) -> list[dict[str, Any]]:

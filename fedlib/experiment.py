@@ -24,14 +24,14 @@ from fedlib.methods.method import Method, Task
 from fedlib.probes import check_probes, probe_modules
 from fedlib.rounds import Plan
 from fedlib.sources import fingerprints
-from fedlib.training import Local
+from fedlib.training import Local, check_texts
 
 
 @dataclass(frozen=True)
 class Experiment:
     """One run.
 
-    data, samples: the data set's name, and how many of its images to draw (None: all).
+    data, samples: the data set's name, and how many of its images, or texts, to draw (None: all).
     clients, partition, shift: m, and the specs of data.partition and data.shift.
     test_share, validation_share: of each client's samples; validation is taken from the training part. test_share 0:
         clients are trained on the official training part, and tested on the official test part, domain by domain.
@@ -89,7 +89,7 @@ class Experiment:
                 f"probes: drift compares FedDRM's two losses; {type(self.method).__name__} has no client head"
             )
         if self.test_share == 0:
-            own = [name for name in self.probes if name in ("validation", "random_crop")]
+            own = [name for name in self.probes if name in ("adapted", "validation", "random_crop")]
             if own or self.shift:
                 what = f"probes: {own[0]}" if own else f"shift: {self.shift}"
                 raise FedlibError(f"{what} needs test samples of each client; set test_share above 0, such as 0.3")
@@ -131,8 +131,16 @@ class Experiment:
 
     def federation(self) -> Federation:
         """The clients with their samples. Raises FedlibError if the data set is missing or cannot be divided."""
-        spec = (self.clients, _frozen(self.partition), _frozen(self.shift), self.seed)
-        return _federation(vision.load(self.data), *spec, self.samples, self.test_share, self.validation_share)
+        pool, spec = vision.load(self.data), (self.clients, _frozen(self.partition), _frozen(self.shift), self.seed)
+        if pool.words:
+            self._check_texts()
+        return _federation(pool, *spec, self.samples, self.test_share, self.validation_share)
+
+    def _check_texts(self) -> None:
+        """What texts do not have: pixels."""
+        check_texts(self.local)
+        if "random_crop" in self.probes:
+            raise FedlibError(f"probes: random_crop cuts images, but {self.data!r} is text; leave it out")
 
     def task(self, federation: Federation) -> Task:
         """What method.build needs to know."""

@@ -127,9 +127,10 @@ class Crowd:
         """One pass under the shared weights and client 0's own: (raw outputs, inputs of the head)."""
         outputs: list[Any] = []
         embeddings: list[Tensor] = []
+        theta = self.states[0]  # before the hook: choosing among several models runs the network, too
         hook = self.model.head.register_forward_pre_hook(lambda _, x: embeddings.append(x[0]))  # type: ignore[union-attr]
         try:
-            self._forward(self.states[0], outputs.append)
+            self._forward(theta, outputs.append)
         finally:
             hook.remove()
         if isinstance(outputs[0], tuple):

@@ -11,6 +11,7 @@ from fedlib.checks import check_choice
 PROBES = {
     "adapted": "fedlib.analysis.adaptation:adapted",
     "drift": "fedlib.analysis.gradients:drift",
+    "few_for_many": "fedlib.analysis.few_for_many:few_for_many",
     "random_crop": "fedlib.analysis.random_crop:random_crop",
     "validation": "fedlib.analysis.validation:validation",
 }

@@ -71,7 +71,7 @@ def load_snapshot(path: Path) -> Snapshot:
     try:
         with safe_open(path, "pt") as file:
             about = json.loads(file.metadata()["fedlib"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+            tensors = {name: _laid_out(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118  (no mapping)
     except (SafetensorError, OSError, TypeError, KeyError) as error:
         raise FedlibError(f"{path} is damaged ({error}); delete it and run again") from error
 
@@ -83,6 +83,11 @@ def load_snapshot(path: Path) -> Snapshot:
     memories = [under(f"client {i}") for i in range(about["clients"])]
     server = Server(under("server"), about["round"], under("server memory"))
     return Snapshot(server, memories, [Row(*row) for row in about["history"]])
+
+
+def _laid_out(tensor: torch.Tensor) -> torch.Tensor:
+    """A convolution's kernels as networks hold them, channels last: in another layout the last bits differ."""
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
 def save_history(path: Path, history: list[Row]) -> None:

@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 STYLE: dict[Any, Any] = sns.axes_style("whitegrid") | {
@@ -64,12 +65,24 @@ def colours(count: int) -> list[tuple[float, float, float]]:
 
 
 def legend_outside(
-    figure: Figure, title: str, panels: Iterable[Axes], loc: str = "outside right upper", **settings: Any
+    figure: Figure,
+    title: str,
+    panels: Iterable[Axes],
+    loc: str = "outside right upper",
+    columns: int | None = None,
+    markers_last: bool = False,
+    **settings: Any,
 ) -> None:
-    """One legend for all panels, each label once."""
+    """One legend for all panels, each label once.
+
+    columns: at most so many entries in a row, all when left out; at the right there is one. markers_last: single
+    markers, such as published numbers, stand behind lines and bars.
+    """
+    pairs = [pair for axes in panels for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+    if markers_last:
+        pairs.sort(key=lambda pair: isinstance(pair[0], PathCollection))
     found: dict[str, Artist] = {}
-    for axes in panels:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    settings |= {"loc": loc, "ncols": 1 if "right" in loc else len(found)}
+    for handle, label in pairs:
+        found.setdefault(label, handle)
+    settings |= {"loc": loc, "ncols": 1 if "right" in loc else min(columns or len(found), len(found))}
     figure.legend(list(found.values()), list(found), title=title, **settings)

@@ -19,7 +19,7 @@ Gradient = Callable[[Callable[[], Terms], Sequence[nn.Parameter]], Terms]
 
 
 class Batch(NamedTuple):
-    """x: float (B, 3, H, W) in [-1, 1]; y: int64 (B,); client: index of the client that holds them."""
+    """x: float (B, 3, H, W) in [-1, 1], or of texts int64 (B, L) token numbers; y: int64 (B,); client: its holder."""
 
     x: Tensor
     y: Tensor
@@ -90,8 +90,20 @@ def check_precision(precision: str, device: torch.device) -> None:
 
 
 def prepare(images: Tensor) -> Tensor:
-    """uint8 (N, 3, H, W) -> float in [-1, 1] (mean 0.5, standard deviation 0.5), channels last."""
+    """uint8 (N, 3, H, W) -> float in [-1, 1] (mean 0.5, standard deviation 0.5), channels last; token numbers stay."""
+    if images.dtype != torch.uint8:
+        return images.long()
     return images.to(torch.float32, memory_format=torch.channels_last).div_(127.5).sub_(1.0)
+
+
+def check_texts(local: Local) -> None:
+    """Refuse what is done to images alone, for a set of texts."""
+    for name in ("crop", "padding", "flip"):
+        if getattr(local, name):
+            raise FedlibError(
+                f"{name}: {getattr(local, name)} changes images, but these samples are texts; set {name}: "
+                f"{0 if name == 'padding' else 'false'}"
+            )
 
 
 def batches(samples: Samples, local: Local, client: int, generator: torch.Generator) -> Iterator[Batch]:
@@ -105,7 +117,10 @@ def batches(samples: Samples, local: Local, client: int, generator: torch.Genera
 
 
 def augment(images: Tensor, local: Local, generator: torch.Generator) -> Tensor:
-    """Training images, uint8 (B, 3, H, W), as the network meets them: randomly cut and mirrored, float in [-1, 1]."""
+    """Training images, uint8 (B, 3, H, W), as the network meets them: randomly cut and mirrored, float in [-1, 1].
+
+    Texts are neither cut nor mirrored: see check_texts.
+    """
     if local.padding:
         images = padded_crop(images, local.padding, generator)
     if local.flip:

@@ -1,4 +1,4 @@
-"""A collection in miniature, for the tests of the command line: notebooks of a few lines in a folder of their own."""
+"""A collection in miniature, for the tests of the command line, and an empty data root, for those of data sets."""
 
 from __future__ import annotations
 
@@ -43,6 +43,14 @@ class Project:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         return path
+
+
+@pytest.fixture
+def data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty data root, and no download, whatever the environment says."""
+    monkeypatch.setenv("FEDLIB_DATA", str(tmp_path))
+    monkeypatch.delenv("FEDLIB_DOWNLOAD", raising=False)
+    return tmp_path
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import Project
 
-from fedlib import batch, notebooks, report
-from fedlib.batch import Outcome, reproduce
+from fedlib import batch, fresh, notebooks, report
+from fedlib.batch import Interrupted, Outcome, reproduce
 from fedlib.checks import FedlibError
 from fedlib.display import Progress
 from fedlib.paths import SCALES, check_writable
@@ -282,3 +282,21 @@ def test_what_has_changed_is_executed_again(project: Project, change: str) -> No
     (again,) = batch.reproduce(notebooks.discover(), "smoke", out, data=data)
     assert not again.unchanged
     assert len(tally.read_text()) == 2
+
+
+def test_ctrl_c_tells_of_what_has_not_changed_too(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a_kept", "slow", "z_kept"):
+        project.notebook(name)
+    out, common = batch.check_writable(project.root / "build"), fresh.common_stamp(None)
+    for notebook in notebooks.find(["a_kept", "z_kept"]):
+        project.file(f"build/{notebook.name}.ipynb", "its output")
+        batch.record(out, Outcome(notebook.name, "ok", 9.0, 2, 1, stamp=fresh.stamp(notebook, "smoke", common)))
+
+    def stopped(waiting: list, *_: object) -> list:
+        raise Interrupted([Outcome(notebook.name, "stopped", 1.0, 0, 0) for notebook in waiting])
+
+    monkeypatch.setattr(batch, "_run_all", stopped)
+    with pytest.raises(Interrupted) as caught:
+        reproduce(notebooks.discover(), "smoke", out)
+    told = [(o.notebook, o.status, o.unchanged, o.trained, o.kept) for o in caught.value.outcomes]
+    assert told == [("a_kept", "ok", True, 0, 3), ("slow", "stopped", False, 0, 0), ("z_kept", "ok", True, 0, 3)]

@@ -14,7 +14,7 @@ from fedlib.checks import FedlibError
 from fedlib.data.federation import Samples
 from fedlib.models import build
 from fedlib.streams import derive, numpy_stream, torch_stream
-from fedlib.training import Batch, Local, NotFinite, batches, check_precision, only, prepare, sgd
+from fedlib.training import Batch, Local, NotFinite, batches, check_precision, check_texts, only, prepare, sgd
 
 
 def numbered(count: int) -> Samples:
@@ -72,6 +72,28 @@ def test_prepare_maps_bytes_to_minus_one_to_one():
     got = prepare(torch.tensor([0, 51, 255], dtype=torch.uint8).repeat(2, 1)[:, :, None, None].expand(2, 3, 4, 4))
     torch.testing.assert_close(got[0, :, 0, 0], torch.tensor([-1.0, -0.6, 1.0]))
     assert got.dtype == torch.float32 and got.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_token_numbers_are_widened_and_otherwise_left_alone():
+    tokens = torch.tensor([[5, 0, 31_999]], dtype=torch.int32)
+    assert prepare(tokens).dtype == torch.int64 and prepare(tokens).tolist() == [[5, 0, 31_999]]
+    texts = Samples(torch.arange(10, dtype=torch.int32)[:, None].repeat(1, 3), torch.arange(10))
+    for batch in batches(texts, Local(steps=4, batch_size=4, crop=False), 0, torch_stream(0, "test")):
+        assert batch.x.dtype == torch.int64 and (batch.x == batch.y[:, None]).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"crop": True}, "crop: True changes images, but these samples are texts; set crop: false"),
+        ({"padding": 4}, "padding: 4 changes images, but these samples are texts; set padding: 0"),
+        ({"flip": True}, "flip: True changes images, but these samples are texts; set flip: false"),
+    ],
+)
+def test_what_is_done_to_images_is_refused_for_texts(settings: dict, message: str):
+    check_texts(Local(crop=False))
+    with pytest.raises(FedlibError, match=message):
+        check_texts(Local(**{"crop": False, **settings}))
 
 
 def linear_batches(count: int) -> list[Batch]:

@@ -11,6 +11,8 @@ from fedlib.checks import FedlibError, check_choice, check_number
 
 Parts = list[np.ndarray]
 
+SURPLUS = ("refuse", "merge", "leave")
+
 
 def check_allocation(where: str, value: Any) -> None:
     """Raise FedlibError unless `value` is "random" or how many clients each domain has, at least one in all."""
@@ -25,13 +27,29 @@ def check_allocation(where: str, value: Any) -> None:
         check_number(where, number, least=0, whole=True)
 
 
-def by_source(domains: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
-    """Client i holds all samples of domain i: one client a hospital, a camera, a writer. No randomness."""
-    if clients != domains.max() + 1:
-        raise FedlibError(
-            f"partition 'by_source': {clients} clients for {domains.max() + 1} domains; give as many clients as domains"
-        )
-    return [np.flatnonzero(domains == i) for i in range(clients)]
+def by_source(domains: np.ndarray, clients: int, rng: np.random.Generator, surplus: str = "refuse") -> Parts:
+    """A client holds all samples of a domain: one client a hospital, a camera, a writer.
+
+    surplus: what becomes of more domains than clients, of which only those with a sample count.
+        "refuse": there may be none, and client i holds domain i.
+        "merge": the domains are dealt at random among the clients, equally many to each, to within one.
+        "leave": a client a domain, drawn at random in the order of the domains; the other domains are left out.
+    """
+    sources = np.arange(domains.max() + 1) if surplus == "refuse" else np.unique(domains)
+    if clients > len(sources) or (surplus == "refuse" and clients < len(sources)):
+        mend = "give as many clients as domains"
+        if clients < len(sources):
+            mend += ", or surplus: merge (several a client) or leave (one a client)"
+        raise FedlibError(f"partition 'by_source': {clients} clients for {len(sources)} domains; {mend}")
+    if surplus == "merge":
+        sources = rng.permutation(sources)
+    elif surplus == "leave":
+        sources = np.sort(rng.choice(sources, clients, replace=False))
+    holder = np.full(domains.max() + 1, -1)
+    for i, own in enumerate(np.array_split(sources, clients)):
+        holder[own] = i
+    order = np.argsort(holder[domains], kind="stable")
+    return np.split(order, np.searchsorted(holder[domains[order]], range(clients + 1)))[1:-1]
 
 
 def by_domain(

@@ -21,7 +21,7 @@ from fedlib.streams import numpy_stream
 
 @dataclass(frozen=True)
 class Samples:
-    """images: uint8 (n, 3, H, W), channels last in memory; labels: int64 (n,)."""
+    """images: uint8 (n, 3, H, W), channels last in memory, or of texts int32 (n, L); labels: int64 (n,)."""
 
     images: Tensor
     labels: Tensor
@@ -56,6 +56,7 @@ class Client:
 class Federation:
     """m clients over the same classes.
 
+    shape: of a sample, as Pool has it: (3, H, W), or (V, L) of texts.
     central: the official test part, one entry a domain (a single one where the data set has no domains); empty when
     the clients keep test samples of their own.
     """
@@ -63,7 +64,7 @@ class Federation:
     name: str
     clients: tuple[Client, ...]
     classes: tuple[str, ...]
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     central: Mapping[str, Samples] = field(default_factory=dict)
 
     @property
@@ -98,8 +99,10 @@ class Federation:
 
 
 def _samples(pool: Pool, index: np.ndarray, look: shifts.Appearance) -> Samples:
-    images = shifts.apply(torch.from_numpy(pool.images[index]), look)
-    return Samples(images.contiguous(memory_format=torch.channels_last), torch.from_numpy(pool.labels[index]))
+    images, labels = torch.from_numpy(pool.images[index]), torch.from_numpy(pool.labels[index])
+    if pool.words:
+        return Samples(images, labels)
+    return Samples(shifts.apply(images, look).contiguous(memory_format=torch.channels_last), labels)
 
 
 def subset(pool: Pool, samples: int | None, rng: np.random.Generator) -> Pool:
@@ -133,8 +136,11 @@ def make_federation(
     official test part is the test, domain by domain (F²DC spec, 3.1).
 
     Every client's images, train and test alike, are then given that client's fixed appearance (FedDRM spec, 3.3). The
-    colour operations act on single pixels, so they are applied once here, before the random crop of training.
+    colour operations act on single pixels, so they are applied once here, before the random crop of training. Texts
+    have no appearance: raises FedlibError for a shift of theirs.
     """
+    if pool.words and shift is not None:
+        raise FedlibError(f"shift: {shift} changes how images look, but {pool.name!r} is text; leave shift out")
     pool = subset(pool, samples, numpy_stream(seed, "subset"))
     offered = np.flatnonzero(pool.split == 0) if test_share == 0 else np.arange(len(pool))
     domains = None if pool.domains is None else pool.domains[offered]
@@ -152,8 +158,7 @@ def make_federation(
         train, validation, test = (_samples(pool, part, look) for part in split)
         members.append(Client(i, train, validation, test, _domain(pool, index)))
     central = _central(pool) if test_share == 0 else {}
-    shape = pool.images.shape[1:]
-    return Federation(pool.name, tuple(members), pool.classes, (shape[0], shape[1], shape[2]), central)
+    return Federation(pool.name, tuple(members), pool.classes, pool.shape, central)
 
 
 def _domain(pool: Pool, index: np.ndarray) -> int:

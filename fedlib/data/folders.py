@@ -2,7 +2,8 @@
 
 Between domain and class there may be a level of official parts, Training and Testing (or train and test), as in the
 retina archive of FedLGD: both are read, and `split` tells them apart. A set whose outermost folders are those parts,
-<set>/train/<class>, has no domains. What has no official parts is train, or divided by `tenths` (Layout.held_out).
+<set>/train/<class>, has no domains, nor has one whose class folders lie right in it (Layout.flat). What has no
+official parts is train, or divided by `tenths` (Layout.held_out).
 Upper and lower case are one, and names that begin with "." or "__" are left out.
 
 Images are read by Pillow, turned to RGB and resized to a square, bilinearly as in FedDRM's code.
@@ -23,6 +24,7 @@ from fedlib.checks import FedlibError
 from fedlib.data.pool import Pool
 
 PARTS = {"training": 0, "train": 0, "testing": 1, "test": 1}
+LISTS = (".csv", ".json", ".txt")
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm")
 
 
@@ -34,6 +36,7 @@ class Layout:
     names that its folder may have; further folders are left unread. Empty: every folder is a domain, in alphabetical
     order. source: where to get it, a clause for the error when it is missing. classes: how many it has; 0: any number.
     held_out: a domain without official parts is divided by `tenths`; without this, all of it is train.
+    flat: there is no level of domains.
     """
 
     size: int = 64
@@ -41,8 +44,11 @@ class Layout:
     source: str = ""
     classes: int = 0
     held_out: bool = False
+    flat: bool = False
 
     def __str__(self) -> str:
+        if self.flat:
+            return "<class>/*.jpg"
         names = [" or ".join([name, *others]) for name, others in self.domains.items()]
         return "<domain>/<class>/*.jpg" + (f" with the domains {', '.join(names)}" if names else "")
 
@@ -63,10 +69,14 @@ class Files(NamedTuple):
 
 def read(folder: Path, name: str, layout: Layout) -> Pool:
     """The set in `folder` as the data set `name`. Raises FedlibError naming the path that is damaged or misplaced."""
-    files = scan(folder, layout)
-    images = np.empty((len(files.paths), 3, layout.size, layout.size), np.uint8)  # filled in place: PACS is 0.5 GB
+    return read_files(scan(folder, layout), name, layout.size)
+
+
+def read_files(files: Files, name: str, size: int) -> Pool:
+    """The data set `name` of these files, size x size pixels. Raises FedlibError naming the file that is damaged."""
+    images = np.empty((len(files.paths), 3, size, size), np.uint8)  # filled in place: PACS is 0.5 GB
     for image, path in zip(images, files.paths, strict=True):
-        image[:] = _picture(path, layout.size)
+        image[:] = _picture(path, size)
     labels, split = np.array(files.labels, np.int64), np.array(files.split, np.uint8)
     domains = None if files.domains is None else np.array(files.domains, np.int64)
     return Pool(name, images, labels, files.classes, split, labels, domains, files.domain_names)
@@ -79,8 +89,9 @@ def scan(folder: Path, layout: Layout) -> Files:
     held = [(index, split, _classes(part, layout)) for index, part, split in parts]
     names = _agreed(list(homes.values()), [(index, classes) for index, _, classes in held])
     if layout.classes not in (0, len(names)):
+        where = "there are" if layout.flat else "each domain has"
         raise FedlibError(
-            f"{folder}: each domain has {len(names)} class folders, but this set has {layout.classes} classes; "
+            f"{folder}: {where} {len(names)} class folders, but this set has {layout.classes} classes; "
             "complete it, or give yours another name"
         )
     rows = [row for index, split, classes in held for row in _rows(index, split, classes, list(names), layout)]
@@ -99,8 +110,15 @@ def tenths(count: int) -> list[int]:
 
 
 def changed(folder: Path) -> int:
-    """When, in ns, a file last came, went or was renamed; one that is overwritten in place goes unnoticed."""
-    return max(os.stat(home).st_mtime_ns for home, _, _ in os.walk(folder))
+    """When, in ns, a file last came, went or was renamed, or a list (LISTS) changed.
+
+    A picture that is overwritten in place goes unnoticed.
+    """
+    newest = 0
+    for home, _, names in os.walk(folder):
+        paths = [home, *(os.path.join(home, name) for name in names if name.lower().endswith(LISTS))]
+        newest = max(newest, *(os.stat(path).st_mtime_ns for path in paths))
+    return newest
 
 
 def _folders(folder: Path) -> dict[str, Path]:
@@ -120,6 +138,8 @@ def _folders(folder: Path) -> dict[str, Path]:
 def _domains(folder: Path, layout: Layout) -> dict[str, Path]:
     """The folder of each domain by the domain's name; the set's own folder under "" if it has no domains."""
     inside = _folders(folder)
+    if layout.flat:
+        return {"": folder}
     if layout.domains:
         return {name: _one_of((name, *others), inside, folder) for name, others in layout.domains.items()}
     if not inside:
@@ -168,14 +188,14 @@ def _rows(
     index: int, split: int | None, classes: Mapping[str, Path], names: Sequence[str], layout: Layout
 ) -> Iterator[tuple[Path, int, int, int]]:
     """Path, label, split and domain of each image of one part of domain `index`."""
-    files = [(path, names.index(key)) for key, home in classes.items() for path in _images(home)]
+    files = [(path, names.index(key)) for key, home in classes.items() for path in pictures_in(home)]
     own = tenths(len(files)) if layout.held_out and split is None else [split or 0] * len(files)
     for (path, label), part in zip(files, own, strict=True):
         yield path, label, part, index
 
 
-def _images(home: Path) -> list[Path]:
-    """The image files of one class folder, by name."""
+def pictures_in(home: Path) -> list[Path]:
+    """The image files of one folder, by name. Raises FedlibError if there is none."""
     names = sorted(name for name in os.listdir(home) if name.lower().endswith(ENDINGS) and not name.startswith("."))
     if not names:
         raise FedlibError(f"{home}: no image is in it ({', '.join(ENDINGS)}); fill the folder or remove it")

@@ -1,4 +1,4 @@
-"""Pool: the images of one data set before they are divided among clients."""
+"""Pool: the images, or texts, of one data set before they are divided among clients."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from fedlib.checks import FedlibError
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """Images and labels of one data set, train and test together. Its arrays are made read-only: pools are shared.
+    """Samples and labels of one data set, train and test together. Its arrays are made read-only: pools are shared.
 
-    images: uint8, (N, C, H, W) with C = 3 (grey sets are repeated to RGB).
+    images: uint8, (N, C, H, W) with C = 3 (grey sets are repeated to RGB). Of a set of texts: int32, (N, L), each text
+        a row of token numbers, index into `words`.
     labels: int64, (N,), index into `classes`.
     split: uint8, (N,), 0 = official train, 1 = official test.
     partition_labels: int64, (N,), what label partitions go by; differs from `labels` for CIFAR-20, which is
         partitioned by its 100 fine labels (FedDRM spec, 3.1).
     domains: int64, (N,) index into `domain_names`, or None.
+    words: the vocabulary of a set of texts, of which word 0 is the padding; empty for images.
 
-    Raises FedlibError for a wrong type or shape, a label, split or domain out of range, and a class without a sample.
+    Raises FedlibError for a wrong type or shape, a token, label, split or domain out of range, and a class without a
+    sample.
     """
 
     name: str
@@ -33,13 +36,11 @@ class Pool:
     partition_labels: np.ndarray
     domains: np.ndarray | None = None
     domain_names: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"data set {self.name!r}"
-        if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[1] != 3:
-            raise FedlibError(f"{where}: images are {self.images.dtype} {self.images.shape}, not uint8 (N, 3, H, W)")
-        if not len(self.images):
-            raise FedlibError(f"{where}: it holds no image")
+        self._check_samples(where)
         self._check_index("labels", len(self.classes), f"there are {len(self.classes)} classes")
         self._check_index("split", 2, "0 means train and 1 test")
         self._check_index("partition_labels", None, "labels start at 0")
@@ -53,13 +54,28 @@ class Pool:
             if array is not None:
                 array.setflags(write=False)
 
+    def _check_samples(self, where: str) -> None:
+        """Refuse `images` unless they are pixels, or token numbers of `words`."""
+        given, shape = f"{where}: images are {self.images.dtype} {self.images.shape}", self.images.shape
+        if self.words and (self.images.dtype != np.int32 or len(shape) != 2):
+            raise FedlibError(f"{given}, not int32 (N, L), which the token numbers of a vocabulary (`words`) are")
+        if not self.words and (self.images.dtype != np.uint8 or len(shape) != 4 or shape[1] != 3):
+            raise FedlibError(f"{given}, not uint8 (N, 3, H, W)")
+        if not self.images.size:
+            raise FedlibError(f"{where}: it holds no {'word' if self.words else 'image'}")
+        if self.words and (self.images.min() < 0 or self.images.max() >= len(self.words)):
+            raise FedlibError(
+                f"{where}: tokens run from {self.images.min()} to {self.images.max()}, but there are {len(self.words)} "
+                f"words (0 to {len(self.words) - 1})"
+            )
+
     def _check_index(self, field: str, size: int | None, meaning: str) -> None:
-        """Refuse `field` unless it is one whole number an image, from 0 to below `size`."""
+        """Refuse `field` unless it is one whole number a sample, from 0 to below `size`."""
         array = getattr(self, field)
         where = f"data set {self.name!r}: {field}"
         if array.dtype.kind not in "iu" or array.shape != (len(self.images),):
             raise FedlibError(
-                f"{where} is {array.dtype} {array.shape}, not one whole number for each of {len(self.images)} images"
+                f"{where} is {array.dtype} {array.shape}, not one whole number for each of {len(self.images)} samples"
             )
         if array.min() < 0 or (size is not None and array.max() >= size):
             bounds = "" if size is None else f" (0 to {size - 1})"
@@ -67,6 +83,11 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What a model must know of a sample: (3, H, W), or (V, L) for L token numbers of a vocabulary of V words."""
+        return (len(self.words), self.images.shape[1]) if self.words else self.images.shape[1:]
 
     def take(self, index: np.ndarray) -> Pool:
         """The pool cut to `index`; raises FedlibError if a class is left without a sample."""
@@ -81,8 +102,9 @@ class Pool:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the pixels and labels: part of every run's key."""
-        digest = hashlib.sha256(f"{self.name} {self.images.shape} {self.classes} {self.domain_names}".encode())
+        """SHA-256 over the pixels, or words, and labels: part of every run's key."""
+        about = f"{self.name} {self.images.shape} {self.classes} {self.domain_names}"
+        digest = hashlib.sha256((about + f" {self.words}" if self.words else about).encode())
         for array in (self.images, self.labels, self.split, self.partition_labels, self.domains):
             if array is not None:
                 digest.update(np.ascontiguousarray(array).data)

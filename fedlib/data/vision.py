@@ -1,50 +1,33 @@
-"""Image data sets by name: embedded, packs (`data.packs`), torchvision's layouts, folders (`data.folders`), or combined
-of several of these (`data.domains`)."""
+"""Data sets by name: embedded, packs (`data.packs`), in torchvision's layouts (`data.official`) or their own
+(`data.layouts`), in folders (`data.folders`), or combined of several of these (`data.domains`); and texts
+(`data.text`)."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from fedlib.checks import FedlibError, check_choice, nearest
-from fedlib.data import domains, embedded, folders, fundus, packs, shapes
-from fedlib.data.cifar import SUPERCLASSES, superclass_of
+from fedlib.data import domains, embedded, folders, fundus, layouts, official, packs, shapes, text
 from fedlib.data.domains import COMBINED, DIGITS
 from fedlib.data.folders import Layout
+from fedlib.data.layouts import LAYOUTS
+from fedlib.data.official import OFFICIAL
 from fedlib.data.pool import Pool
-
-
-@dataclass(frozen=True)
-class Official:
-    """One of torchvision's data sets: its class there, a file or folder that shows it is present, its full size."""
-
-    dataset: str
-    marker: str
-    images: int
-    classes: int
-
-
-OFFICIAL: Mapping[str, Official] = {
-    "cifar10": Official("CIFAR10", "cifar-10-batches-py", 60_000, 10),
-    "cifar100": Official("CIFAR100", "cifar-100-python", 60_000, 100),
-    "mnist": Official("MNIST", "MNIST/raw/train-images-idx3-ubyte", 70_000, 10),
-    "fashion_mnist": Official("FashionMNIST", "FashionMNIST/raw/train-images-idx3-ubyte", 70_000, 10),
-    "svhn": Official("SVHN", "train_32x32.mat", 99_289, 10),
-    "usps": Official("USPS", "usps.bz2", 9_298, 10),
-}
+from fedlib.data.topics import topics
 
 EMBEDDED: Mapping[str, Callable[[], Pool]] = {
     "digits": embedded.digits,
     "retina_stand_in": fundus.retina_stand_in,
     "shapes": shapes.shapes,
     "shapes_eight": shapes.shapes_eight,
+    "topics": topics,
 }
 
 DRAWN: Mapping[str, tuple[int, int]] = {
@@ -61,15 +44,17 @@ FOLDERS: Mapping[str, Layout] = {
         "three sets into such folders yourself; data: retina_stand_in is embedded, synthetic, and no replacement",
     ),
     **domains.FOLDERS,
+    **layouts.FOLDERS,
 }
-"""What is known of sets in folders: FedDRM's RETINA (spec, 3.4), and sets of domains. Any other is read by the defaults
-of Layout."""
+"""What is known of sets in folders: FedDRM's RETINA (spec, 3.4), sets of domains, and Kvasir. Any other is read by the
+defaults of Layout."""
 
-ALIASES: Mapping[str, str] = {"cifar20": "cifar100:coarse"}
+ALIASES: Mapping[str, str] = {"cifar20": "cifar100:coarse", "tiny-imagenet-200": "tiny_imagenet"}
 
 
 class Available(NamedTuple):
-    """One line of `fedlib data list`. images and classes are None where the file cannot be read; `problem` says why."""
+    """One line of `fedlib data list`. images (or texts) and classes are None where the file cannot be read; `problem`
+    says why."""
 
     name: str
     where: str
@@ -94,17 +79,31 @@ def _parse(name: str) -> tuple[str, str]:
 
 
 def find(name: str, root: str | Path | None = None) -> Path | None:
-    """Where `name` lies under the data root: its pack <root>/<stem>.npz, else torchvision's layout or its folder."""
+    """Where `name` lies under the data root: its pack <root>/<stem>.npz, else its official layout or its folder.
+
+    A set of texts lies where text.SETS says.
+    """
     stem, _ = _parse(name)
     folder = data_root(root)
-    pack, other = folder / f"{stem}.npz", folder / (OFFICIAL[stem].marker if stem in OFFICIAL else stem)
+    if stem in text.SETS:
+        place = folder / text.SETS[stem]
+        return place if place.exists() else None
+    pack, other = folder / f"{stem}.npz", folder / _home(stem)
     if pack.exists():
         return pack
     return other if other.is_dir() or (stem in OFFICIAL and other.exists()) else None
 
 
+def _home(stem: str) -> str:
+    """Where in the data root a set of images would lie that is no pack."""
+    if stem in OFFICIAL:
+        return OFFICIAL[stem].marker
+    return LAYOUTS[stem].folder if stem in LAYOUTS else stem
+
+
 def load(name: str, root: str | Path | None = None, download: bool | None = None) -> Pool:
-    """The data set `name`: of EMBEDDED, OFFICIAL or COMBINED, "cifar20", or the stem of any pack or set of folders.
+    """The data set `name`: of EMBEDDED, OFFICIAL, LAYOUTS, COMBINED or text.SETS, "cifar20", or the stem of any pack
+    or set of folders.
 
     "<name>:coarse" takes the coarse labels and leaves partitions to the fine ones; "cifar20" is "cifar100:coarse".
     "<name>:small" takes at most domains.SMALL images of each member of a combined set.
@@ -143,10 +142,12 @@ def _place(name: str, root: Path, download: bool) -> Place:
     stem, _ = _parse(name)
     path = find(name, root)
     if path is None and stem in OFFICIAL and download:
-        _official_parts(stem, root, download=True)
+        official.parts_of(stem, root, download=True)
         path = find(name, root)
     if path is None:
         raise _missing(name, stem, root)
+    if stem in text.SETS:
+        return Place(path, text.changed(path))
     single = path.suffix == ".npz" or stem in OFFICIAL
     return Place(path, path.stat().st_mtime_ns if single else folders.changed(path))
 
@@ -175,67 +176,39 @@ def _read(name: str, root: Path, path: Path) -> Pool:
     if path.suffix == ".npz":
         return packs.read(path, name, bool(suffix))
     if stem in OFFICIAL:
-        return _read_official(name, stem, bool(suffix), root)
+        return official.read(name, stem, bool(suffix), root)
     if suffix:
-        raise FedlibError(f"data set {name!r}: {path} is a set of folders, without coarse labels; take {stem!r}")
+        raise FedlibError(f"data set {name!r}: {path} has no coarse labels; take {stem!r}")
+    if stem in text.SETS:
+        return text.read(path, name)
+    if stem in LAYOUTS:
+        return LAYOUTS[stem].read(path, name)
     return folders.read(path, name, FOLDERS.get(stem, Layout()))
-
-
-def _official_parts(stem: str, root: Path, download: bool) -> list[Any]:
-    """torchvision's train and test parts.
-
-    CIFAR's files are pickles by design; torchvision unpickles them only after their MD5 sums were found right.
-    """
-    from torchvision import datasets
-
-    kind = getattr(datasets, OFFICIAL[stem].dataset)
-    choices = [{"split": "train"}, {"split": "test"}] if stem == "svhn" else [{"train": True}, {"train": False}]
-    try:
-        if download:
-            root.mkdir(parents=True, exist_ok=True)
-        return [kind(root, download=download, **choice) for choice in choices]
-    except Exception as error:  # torchvision's readers and downloads raise whatever their parsers do
-        action = "downloaded to" if download else "read from"
-        raise FedlibError(
-            f"data set {stem!r} cannot be {action} {root} ({error}); torchvision refuses damaged files: remove "
-            f"{root / OFFICIAL[stem].marker} and get it again"
-        ) from error
-
-
-def _read_official(name: str, stem: str, coarse: bool, root: Path) -> Pool:
-    if coarse and stem != "cifar100":
-        raise FedlibError(f"data set {name!r}: {stem} has no coarse labels; cifar100 has")
-    parts = _official_parts(stem, root, download=False)
-    images = np.concatenate([np.asarray(part.data) for part in parts])
-    targets = [np.asarray(part.labels if stem == "svhn" else part.targets) for part in parts]
-    fine = labels = np.concatenate(targets).astype(np.int64)
-    classes = tuple(parts[0].classes) if stem in ("cifar10", "cifar100", "fashion_mnist") else DIGITS
-    if coarse:
-        labels, classes = np.array(superclass_of(classes))[fine], tuple(SUPERCLASSES)
-    split = np.repeat(np.arange(2, dtype=np.uint8), [len(part) for part in parts])
-    planes = np.ascontiguousarray(images) if stem == "svhn" else packs.to_planes(images)
-    try:
-        return Pool(name, planes, labels, classes, split, fine)
-    except FedlibError as error:
-        raise FedlibError(f"{root / OFFICIAL[stem].marker}: {error}") from error
 
 
 def _missing(name: str, stem: str, root: Path) -> FedlibError:
     """The error for a data set that is nowhere: where it was looked for, and how to get it."""
+    if stem in text.SETS:
+        return text.missing(name, stem, root)
     looked = [str(root / f"{stem}.npz")]
     ways = ["put a pack there (format: fedlib.data.packs)", "name another folder by --data or FEDLIB_DATA"]
     if stem in OFFICIAL:
         looked.append(f"{root / OFFICIAL[stem].marker} (torchvision's layout)")
         ways.insert(0, "set FEDLIB_DOWNLOAD=1 to let torchvision download it")
+    elif stem in LAYOUTS:
+        own = LAYOUTS[stem]
+        looked.append(f"{root / own.folder} (folder)")
+        ways[0] += f", or have in {root / own.folder}: {own.layout} ({own.source})"
     else:
         layout = FOLDERS.get(stem, Layout())
         looked.append(f"{root / stem} (folders)")
         ways[0] += f", or folders {root / stem}/{layout}" + (f" ({layout.source})" if layout.source else "")
     here = [pack.stem for pack in _packs(root)]
-    if stem in OFFICIAL or stem in FOLDERS:
+    if stem in {*OFFICIAL, *LAYOUTS, *FOLDERS}:
         hint = f"packs there: {', '.join(here)}" if here else "no pack is there"
     else:
-        hint = nearest(name, {*OFFICIAL, *ALIASES, *EMBEDDED, *COMBINED, *FOLDERS, *here, *_folder_sets(root)})
+        known = {*OFFICIAL, *LAYOUTS, *ALIASES, *EMBEDDED, *COMBINED, *FOLDERS, *text.SETS}
+        hint = nearest(name, {*known, *here, *_folder_sets(root)})
     return FedlibError(
         f"data set {name!r} is not here. Looked for {' and '.join(looked)}; {hint}. To get it: {', or '.join(ways)}."
     )
@@ -251,9 +224,10 @@ def _folder_sets(root: Path) -> dict[str, folders.Files | str]:
     A folder that is not laid out as a set, and of which nothing is known, is something else and left out.
     """
     found: dict[str, folders.Files | str] = {}
+    others = {*OFFICIAL, *(known.folder for known in LAYOUTS.values())}
     for path in sorted(root.glob("[!.]*/")):
         try:
-            if path.name not in OFFICIAL and find(path.name, root) == path:
+            if path.name not in others and find(path.name, root) == path:
                 found[path.name] = folders.scan(path, FOLDERS.get(path.name, Layout()))
         except FedlibError as error:
             if path.name in FOLDERS:
@@ -262,8 +236,8 @@ def _folder_sets(root: Path) -> dict[str, folders.Files | str]:
 
 
 def available(root: str | Path | None = None) -> list[Available]:
-    """Every data set that can be loaded now: embedded, packs, torchvision's layouts, folders, and what is combined of
-    them; no image is read."""
+    """Every data set that can be loaded now: embedded, packs, official layouts, texts, folders, and what is combined
+    of them; no image is read."""
     folder = data_root(root)
     lines = [Available(name, "embedded", *_embedded_size(name)) for name in EMBEDDED]
     for path in _packs(folder):
@@ -275,16 +249,40 @@ def available(root: str | Path | None = None) -> list[Available]:
         lines.append(Available(path.stem, str(path), images, classes))
         if coarse is not None:
             lines.append(Available(f"{path.stem}:coarse", str(path), images, coarse))
-    for name, official in OFFICIAL.items():
+    for name, theirs in OFFICIAL.items():
         place = find(name, folder)
         if place is not None and place.suffix != ".npz":
-            lines.append(Available(name, str(place), official.images, official.classes))
+            lines.append(Available(name, str(place), theirs.images, theirs.classes))
+    for name, known in LAYOUTS.items():
+        place = find(name, folder)
+        if place is not None and place.suffix != ".npz":
+            lines.append(_outlined(name, place, known.outline))
+    lines += _texts(folder)
     for name, found in _folder_sets(folder).items():
         if isinstance(found, str):
             lines.append(Available(name, str(folder / name), None, None, found))
         else:
             lines.append(Available(name, str(folder / name), len(found.paths), len(found.classes)))
     return lines + _combined(lines)
+
+
+def _texts(root: Path) -> list[Available]:
+    """The sets of texts under the root."""
+    places = {name: find(name, root) for name in text.SETS}
+    return [_outlined(name, place, text.outline) for name, place in places.items() if place is not None]
+
+
+def _outlined(name: str, place: Path, outline: Callable[[Path], tuple[int, int]]) -> Available:
+    """The line of what has to be looked into: its numbers of samples and classes, or what is wrong with it."""
+    try:
+        return Available(name, str(place), *outline(place))
+    except FedlibError as error:
+        return Available(name, str(place), None, None, str(error))
+
+
+def unit(name: str) -> str:
+    """What the data set's samples are called: "images" or "texts"."""
+    return "texts" if _parse(name)[0] in (*text.SETS, "topics") else "images"
 
 
 def _embedded_size(name: str) -> tuple[int, int]:
@@ -316,12 +314,18 @@ def check(name: str, root: str | Path | None = None) -> pd.DataFrame:
     A data set with domains has the columns "<domain> train" and "<domain> test" of each behind these two.
     """
     pool = load(name, root, download=False)
-    places = {"": np.ones(len(pool), dtype=bool)}
-    if pool.domains is not None:
-        places |= {f"{domain} ": pool.domains == index for index, domain in enumerate(pool.domain_names)}
-    columns = {
-        place + part: np.bincount(pool.labels[inside & (pool.split == k)], minlength=len(pool.classes))
-        for place, inside in places.items()
-        for k, part in enumerate(("train", "test"))
-    }
+    columns = {f"{place}{part}": held[k] for place, held in _held(pool) for k, part in enumerate(("train", "test"))}
     return pd.DataFrame(columns, index=pd.Index(pool.classes, name="class"))
+
+
+def _held(pool: Pool) -> Iterator[tuple[str, np.ndarray]]:
+    """How many samples of each class are train and test, (2, classes): of all, then of each domain, if there are any.
+
+    One pass over the samples, as there may be thousands of domains.
+    """
+    classes, many = len(pool.classes), max(1, len(pool.domain_names))
+    home = np.zeros(len(pool), np.int64) if pool.domains is None else pool.domains
+    cell = (home * 2 + pool.split) * classes + pool.labels
+    table = np.bincount(cell, minlength=many * 2 * classes).reshape(many, 2, classes)
+    yield "", table.sum(axis=0)
+    yield from zip((f"{name} " for name in pool.domain_names), table, strict=False)

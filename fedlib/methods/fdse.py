@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from fedlib.checks import FedlibError
 from fedlib.methods.confree import Grams, Mixtures, move
-from fedlib.methods.fdse_network import Moments, deskewed, is_eraser, is_statistic, watched
+from fedlib.methods.fdse_network import Moments, deskewed, is_eraser, watched
 from fedlib.methods.fedpac import least_on_simplex
 from fedlib.methods.method import Method, Server, State, Task, Upload, Work, hyper, weighted_mean
+from fedlib.models.network import is_statistic
 from fedlib.training import Batch, Terms
 
 MODEL = "resnet10"

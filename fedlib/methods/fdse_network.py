@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from fedlib.models.network import Network
 
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-
 
 class Eraser(nn.Module):
     """u (N, c, H, W) -> norm([u, S u]) (N, C, H, W).
@@ -72,11 +70,6 @@ def deskewed(network: Network, G: int) -> Network:
 def is_eraser(name: str) -> bool:
     """Whether the tensor of this name belongs to an eraser: its kernels, and the norm's weights and statistics."""
     return "eraser" in name.split(".")
-
-
-def is_statistic(name: str) -> bool:
-    """Whether it is a norm's running statistic (or the number of batches that they are of)."""
-    return name.rpartition(".")[2] in STATISTICS
 
 
 @contextmanager

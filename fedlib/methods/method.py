@@ -42,7 +42,7 @@ class Task:
     """
 
     model: Mapping[str, Any]
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     classes: int
     sizes: tuple[int, ...]
     rounds: int

@@ -16,14 +16,20 @@ if TYPE_CHECKING:
     from fedlib.models.network import Network
 
 MODELS: dict[str, str] = {
+    "cnn4": "cnn",
     "lenet_gn": "cnn",
     "linear": "cnn",
     "mcmahan_cnn": "cnn",
     "resnet10": "resnet10",
+    "resnet18": "resnet",
     "resnet18_gn": "resnet",
     "small_cnn": "cnn",
+    "text_cnn": "text",
 }
 """Each model's builder, `f(shape, classes, **options) -> Network`, and the module of this package that holds it."""
+
+TEXT = ("text_cnn",)
+"""The models that read texts; all others read images."""
 
 
 def module_of(spec: Mapping[str, Any]) -> str:
@@ -42,13 +48,20 @@ def check_spec(spec: Mapping[str, Any]) -> None:
             check_choice(f"model {name}: {key}", value, get_args(hints[key]))
 
 
-def build(spec: Mapping[str, Any], shape: tuple[int, int, int], classes: int) -> Network:
-    """The model `spec` for images of `shape` (C, H, W), with fresh weights.
+def build(spec: Mapping[str, Any], shape: tuple[int, ...], classes: int) -> Network:
+    """The model `spec` for images of `shape` (C, H, W) or texts of `shape` (V, L), with fresh weights.
 
     PyTorch draws initial weights from its global generator: callers seed it inside `torch.random.fork_rng()`.
-    Raises FedlibError for a wrong spec and for images that are too small for the model.
+    Raises FedlibError for a wrong spec, for images that are too small for the model, and for texts or images where the
+    model reads the other.
     """
     check_spec(spec)
+    if (len(shape) == 2) != (spec["name"] in TEXT):
+        held, read = ("texts", "images") if len(shape) == 2 else ("images", "texts")
+        fitting = [name for name in MODELS if (name in TEXT) == (held == "texts")]
+        raise FedlibError(
+            f"model {spec['name']}: it reads {read}, but the data set holds {held}; take {' or '.join(fitting)}"
+        )
     options = {key: value for key, value in spec.items() if key != "name"}
     return _builder(spec)(shape, classes, **options)
 

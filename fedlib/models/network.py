@@ -15,10 +15,18 @@ def dense(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, outputs), nn.LayerNorm(outputs), nn.ReLU())
 
 
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def is_statistic(name: str) -> bool:
+    """Whether the tensor of this name is a running statistic or the counter of BatchNorm, which no gradient moves."""
+    return name.rpartition(".")[2] in STATISTICS
+
+
 class Network(nn.Module):
     """A classifier in three parts, backbone -> transform -> head.
 
-    backbone: the trunk that every branch shares, images (N, C, H, W) -> features g(x).
+    backbone: the trunk that every branch shares, images (N, C, H, W), or texts (N, L), -> features g(x).
     transform: the target branch's own non-linear part, features -> (N, width).
     head: its last layer, Linear (N, width) -> (N, classes).
 

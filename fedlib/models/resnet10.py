@@ -33,8 +33,8 @@ def _projection(inputs: int, outputs: int, stride: int) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
 
-def _pooled() -> nn.Sequential:
-    """r^F: global average pool, (N, d, H, W) -> (N, d)."""
+def pooled() -> nn.Sequential:
+    """F²DC's r^F: global average pool, (N, d, H, W) -> (N, d)."""
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
@@ -63,7 +63,7 @@ def resnet10(shape: tuple[int, int, int], classes: int, width: int = 64, stem_st
             layer4=Block(4 * width, 8 * width, 2),
         )
     )
-    return Network(backbone, _pooled, 8 * width, classes)
+    return Network(backbone, pooled, 8 * width, classes)
 
 
 def is_norm(name: str) -> bool:

@@ -6,35 +6,52 @@ open pyplot figure nor a changed rcParam. Intervals are the 95 % Student-t inter
 
 from fedlib.plots.ablations import ablation, costs
 from fedlib.plots.beyond import churn, lambda_choice
+from fedlib.plots.choosing import count_choice, noisy_choice
 from fedlib.plots.clients import appearances, partition
 from fedlib.plots.domains import cam_grid, convergence, domain_bars, embeddings, sensitivity, spectra, weights
+from fedlib.plots.few import epochs_study, models_study, smoothing_study
 from fedlib.plots.forest import verdict_grid, verdicts
 from fedlib.plots.gains import gains
+from fedlib.plots.moments import before_after
 from fedlib.plots.panels import bars
 from fedlib.plots.results import comparison, curves, sweep
 from fedlib.plots.retina import normalisations
 from fedlib.plots.routing import sendings, soft_routing
+from fedlib.plots.served import client_spread, model_choices
 from fedlib.plots.theory import density_ratios
+from fedlib.plots.toy import model_paths, objective_curves, pareto_cover, regret_by_models
 
 __all__ = [
     "ablation",
     "appearances",
     "bars",
+    "before_after",
     "cam_grid",
     "churn",
+    "client_spread",
     "comparison",
     "convergence",
     "costs",
+    "count_choice",
     "curves",
     "density_ratios",
     "domain_bars",
     "embeddings",
+    "epochs_study",
     "gains",
     "lambda_choice",
+    "model_choices",
+    "model_paths",
+    "models_study",
+    "noisy_choice",
     "normalisations",
+    "objective_curves",
+    "pareto_cover",
     "partition",
+    "regret_by_models",
     "sendings",
     "sensitivity",
+    "smoothing_study",
     "soft_routing",
     "spectra",
     "sweep",

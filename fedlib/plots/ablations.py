@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from fedlib import summary
 from fedlib.checks import FedlibError, check_choice, check_number
-from fedlib.style import WIDTH, colours, styled
+from fedlib.style import WIDTH, colours, legend_outside, styled
 
 Lines = Mapping[str, Mapping[str, Any]]
 """Labels, each with the values of columns that pick its runs: {"FedAvg": {"method": "FedAvg", "metric": "…"}}."""
@@ -51,7 +50,7 @@ def ablation(
         axes.set_visible(False)
     if published is not None:
         _publish(dict(zip(panels, grid.flat, strict=False)), panels, published, x, order)
-    _legend(figure, grid.flat)
+    legend_outside(figure, "", grid.flat, "outside lower center", columns=4, markers_last=True)
     figure.suptitle(_what_dots_are(final), fontsize=9)
     return figure
 
@@ -93,16 +92,9 @@ def costs(
         axes.set(xlabel=f"{words} (%)")
     panels[0, 0].set_yticks(range(len(order)), order)
     panels[0, 0].set_ylim(len(order) - 0.5, -0.5)
-    _legend(figure, panels.flat)
+    legend_outside(figure, "", panels.flat, "outside lower center", columns=4, markers_last=True)
     figure.suptitle(_what_dots_are(final), fontsize=9)
     return figure
-
-
-def _legend(figure: Figure, panels: Iterable[Axes]) -> None:
-    """Below the panels, each label once, in rows of four; single markers, such as published numbers, come last."""
-    pairs = [pair for axes in panels for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-    found = {label: handle for handle, label in sorted(pairs, key=lambda pair: isinstance(pair[0], PathCollection))}
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=min(4, len(found)))
 
 
 def _order(values: pd.Series) -> list[Any]:

@@ -12,7 +12,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -20,10 +19,10 @@ from matplotlib.ticker import MaxNLocator
 
 from fedlib import summary
 from fedlib.analysis.spectrum import Array, as_numpy
-from fedlib.checks import FedlibError, check_choice, nearest
+from fedlib.checks import FedlibError, check_choice
+from fedlib.plots.common import check_table, hues, over_seeds_in_words, whiskers
 from fedlib.plots.results import SYMBOLS as COMMON
-from fedlib.plots.results import _hues, _over
-from fedlib.style import WIDTH, colours, styled
+from fedlib.style import WIDTH, colours, legend_outside, styled
 
 MARKERS = "osD^vPXd"
 SYMBOLS = COMMON | {"lam1": "$λ_1$", "lam2": "$λ_2$", "beta": "β", "tau": "τ", "sigma": "σ"}
@@ -46,7 +45,7 @@ def domain_bars(table: pd.DataFrame, words: str = "accuracy (%)") -> Figure:
     table: columns setting, method, domain, mean, low, high, paper; one row a cell. words: what the number is.
     """
     cell = ["setting", "method", "domain"]
-    _check("domain_bars", table, [*cell, "mean", "low", "high", "paper"], key=cell)
+    check_table("domain_bars", table, [*cell, "mean", "low", "high", "paper"], key=cell)
     settings, methods = table["setting"].unique(), table["method"].unique().tolist()
     size = (WIDTH, 0.7 + 2.5 * len(settings))
     figure, grid = plt.subplots(len(settings), 1, figsize=size, squeeze=False)
@@ -60,7 +59,7 @@ def domain_bars(table: pd.DataFrame, words: str = "accuracy (%)") -> Figure:
             known = mine["mean"].notna().to_numpy()
             ours = mine[known]
             name = method if known.any() else "_nothing drawn"  # an empty bar would lend the legend a wrong colour
-            axes.bar(x[known], ours["mean"], 0.92 * width, yerr=_whiskers(ours), label=name, **_bar(colour[method]))
+            axes.bar(x[known], ours["mean"], 0.92 * width, yerr=whiskers(ours), label=name, **_bar(colour[method]))
             diamonds += [*zip(x, mine["paper"], strict=True)]
         _papers(axes, *zip(*diamonds, strict=True))
         axes.set_xticks(range(len(domains)), domains)
@@ -73,11 +72,6 @@ def domain_bars(table: pd.DataFrame, words: str = "accuracy (%)") -> Figure:
 
 def _bar(colour: Any) -> dict[str, Any]:
     return {"color": colour, "linewidth": 0, "error_kw": {"ecolor": ".25", "elinewidth": 1, "capsize": 2}}
-
-
-def _whiskers(rows: pd.DataFrame) -> np.ndarray:
-    """(2, n): from `mean` down to `low` and up to `high`; NaN, and not drawn, where an interval is not known."""
-    return np.stack([rows["mean"] - rows["low"], rows["high"] - rows["mean"]])
 
 
 def _papers(axes: Axes, x: Sequence[float] | pd.Index, numbers: Sequence[float] | pd.Series) -> None:
@@ -95,7 +89,7 @@ def spectra(table: pd.DataFrame, relative: bool = False) -> Figure:
     line ends where a seed has none left. relative: each spectrum divided by its largest value, which shows how flat it
     is, whatever the features' scale; a dotted line then stands at 1 % of the largest.
     """
-    _check("spectra", table, ["method", "seed", "domain", "index", "value"], ["method", "seed", "domain", "index"])
+    check_table("spectra", table, ["method", "seed", "domain", "index", "value"], ["method", "seed", "domain", "index"])
     if relative:
         table = table.assign(
             value=table["value"] / table.groupby(["method", "seed", "domain"])["value"].transform("max")
@@ -114,7 +108,7 @@ def spectra(table: pd.DataFrame, relative: bool = False) -> Figure:
         axes.set(title=domain, xlabel="index")
         _at_the_left(axes, f"log10 singular value{', relative' if relative else ''}")
     _legend(figure, list(panels.values()), corner=True)
-    figure.suptitle(_over(found["n"]), fontsize=9)
+    figure.suptitle(over_seeds_in_words(found["n"]), fontsize=9)
     return figure
 
 
@@ -124,7 +118,7 @@ def embeddings(table: pd.DataFrame, scores: Mapping[str, str] | None = None) -> 
 
     table: columns method, x, y, class, domain; a row a sample. scores: words under each method's title.
     """
-    _check("embeddings", table, ["method", "x", "y", "class", "domain"])
+    check_table("embeddings", table, ["method", "x", "y", "class", "domain"])
     classes, domains = table["class"].unique().tolist(), table["domain"].unique().tolist()
     if len(domains) > len(MARKERS):
         raise FedlibError(f"embeddings: {len(domains)} domains; there are markers for {len(MARKERS)}")
@@ -217,19 +211,19 @@ def convergence(table: pd.DataFrame, x: str, y: str, hue: str, panel: str | None
     table: a row a point and seed (column seed). panel: a column whose values have a panel each.
     """
     keys = [x, hue, *([] if panel is None else [panel])]
-    _check("convergence", table, [*keys, y, "seed"])
+    check_table("convergence", table, [*keys, y, "seed"])
     rows = table.assign(value=table[y], metric=y)
     found = summary.over_seeds(rows, by=keys).sort_values(x)
     figure, panels = _panels([y] if panel is None else table[panel].unique().tolist(), height=3.2)
     for name, axes in panels.items():
         here = found if panel is None else found[found[panel] == name]
-        for value, colour in _hues(table[hue]).items():
+        for value, colour in hues(table[hue]).items():
             _band(axes, here[here[hue] == value], x, colour, str(value))
         axes.set(title="" if panel is None else str(name), xlabel=x)
         _at_the_left(axes, y)
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=pd.api.types.is_integer_dtype(table[x])))
     _legend(figure, list(panels.values()), hue, corner=True)
-    figure.suptitle(_over(found["n"]), fontsize=9)
+    figure.suptitle(over_seeds_in_words(found["n"]), fontsize=9)
     return figure
 
 
@@ -239,7 +233,7 @@ def weights(table: pd.DataFrame) -> Figure:
 
     table: columns client, domain, weighting, weight; one row a client and weighting.
     """
-    _check("weights", table, ["client", "domain", "weighting", "weight"], key=["client", "weighting"])
+    check_table("weights", table, ["client", "domain", "weighting", "weight"], key=["client", "weighting"])
     kinds, clients = table["weighting"].unique().tolist(), table.drop_duplicates("client")
     domains = clients["domain"].unique().tolist()
     clients = clients.assign(at=clients["domain"].map(domains.index)).sort_values("at", kind="stable")
@@ -269,13 +263,15 @@ def sensitivity(table: pd.DataFrame, words: str = "accuracy (%)", reference: flo
     table: columns parameter, value, mean, low, high, paper, in percent. Values stand at equal distances, ascending.
     words: at the y-axis. reference: where a horizontal line stands, such as 0 for differences from the default.
     """
-    _check("sensitivity", table, ["parameter", "value", "mean", "low", "high", "paper"], key=["parameter", "value"])
+    check_table(
+        "sensitivity", table, ["parameter", "value", "mean", "low", "high", "paper"], key=["parameter", "value"]
+    )
     figure, panels = _panels(table["parameter"].unique().tolist(), height=2.3, share_x=False)
     for parameter, axes in panels.items():
         rows = table[table["parameter"] == parameter].sort_values("value").reset_index(drop=True)
         ours = rows[rows["mean"].notna()]
         axes.errorbar(
-            ours.index, ours["mean"], _whiskers(ours), color=colours(1)[0], marker="o", capsize=3, label="ours"
+            ours.index, ours["mean"], whiskers(ours), color=colours(1)[0], marker="o", capsize=3, label="ours"
         )
         _papers(axes, rows.index, rows["paper"])
         if reference is not None:
@@ -286,19 +282,6 @@ def sensitivity(table: pd.DataFrame, words: str = "accuracy (%)", reference: flo
     _legend(figure, list(panels.values()), corner=True)
     figure.suptitle(WHISKERS, fontsize=9)
     return figure
-
-
-def _check(where: str, table: pd.DataFrame, columns: Sequence[str], key: Sequence[str] = ()) -> None:
-    """FedlibError for a missing column, an empty table, or two rows with the same values of the columns `key`."""
-    for column in columns:
-        if column not in table.columns:
-            raise FedlibError(f"{where}: the table has no column {column!r}; {nearest(column, table.columns)}")
-    if table.empty:
-        raise FedlibError(f"{where}: the table is empty; give at least one row")
-    twice = table.duplicated(list(key)) if key else pd.Series(False, table.index)
-    if twice.any():
-        cell = ", ".join(f"{column} {table.loc[twice, column].iloc[0]}" for column in key)
-        raise FedlibError(f"{where}: two rows have {cell}; give one")
 
 
 def _panels(
@@ -328,11 +311,9 @@ def _corner(figure: Figure, panels: int, entries: int) -> Literal["lower right",
 
 def _legend(figure: Figure, panels: Sequence[Axes], title: str = "", corner: bool = False) -> None:
     """Each label once, the paper's diamonds last; at the right, or in the empty `corner` of the panels."""
-    pairs = [pair for axes in panels for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
-    found = {label: handle for handle, label in sorted(pairs, key=lambda pair: isinstance(pair[0], PathCollection))}
-    figure.legend(
-        list(found.values()), list(found), title=title, loc=_corner(figure, len(panels) if corner else 1, len(found))
-    )
+    entries = len({label for axes in panels for label in axes.get_legend_handles_labels()[1]})
+    loc = _corner(figure, len(panels) if corner else 1, entries)
+    legend_outside(figure, title, panels, loc, markers_last=True)
 
 
 def _at_the_left(axes: Axes, words: str) -> None:

@@ -11,10 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedlib.checks import FedlibError
-from fedlib.plots.ablations import _legend
-from fedlib.plots.domains import _check, _whiskers
-from fedlib.plots.results import _over
-from fedlib.style import WIDTH, colours, styled
+from fedlib.plots.common import check_table, over_seeds_in_words, whiskers
+from fedlib.style import WIDTH, colours, legend_outside, styled
 
 HOLLOW = "D^"
 
@@ -30,7 +28,7 @@ def gains(
     colour, named `ours`. published: columns with numbers of a paper, drawn as hollow markers where they are known.
     """
     cell = [row, panel, *([] if hue is None else [hue])]
-    _check("gains", table, [*cell, "mean", "low", "high", "n", *published], key=cell)
+    check_table("gains", table, [*cell, "mean", "low", "high", "n", *published], key=cell)
     if len(published) > len(HOLLOW):
         raise FedlibError(f"gains: {len(published)} published columns; give at most {len(HOLLOW)}")
     lines, panels = table[row].unique().tolist(), table[panel].unique().tolist()
@@ -43,7 +41,7 @@ def gains(
             here = table[(table[panel] == title) & (True if hue is None else table[hue] == name)]
             y = here[row].map(lines.index) + step * (place - (len(hues) - 1) / 2)
             style = {"color": colour, "markersize": 5, "capsize": 2.5, "elinewidth": 1.3, "label": name}
-            axes.errorbar(here["mean"], y, xerr=_whiskers(here), fmt="o", **style)
+            axes.errorbar(here["mean"], y, xerr=whiskers(here), fmt="o", **style)
             for column, marker in zip(published, HOLLOW, strict=False):
                 label, edge = (column, ".15") if hue is None else (f"{name}, {column}", colour)
                 _known(axes, here[column], y, marker=marker, label=label, edgecolors=[edge])
@@ -51,8 +49,8 @@ def gains(
         axes.set(title=title, xlabel="points")
     grid[0, 0].set_yticks(range(len(lines)), lines)
     grid[0, 0].set_ylim(len(lines) - 0.5, -0.5)
-    _legend(figure, grid[0])
-    figure.suptitle(f"differences under the same seed: {_over(table['n'])}", fontsize=9)
+    legend_outside(figure, "", grid[0], "outside lower center", columns=4, markers_last=True)
+    figure.suptitle(f"differences under the same seed: {over_seeds_in_words(table['n'])}", fontsize=9)
     return figure
 
 

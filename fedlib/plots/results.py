@@ -8,7 +8,6 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -16,6 +15,7 @@ from matplotlib.transforms import offset_copy
 
 from fedlib import summary
 from fedlib.checks import FedlibError, check_choice
+from fedlib.plots.common import hues, over_seeds_in_words
 from fedlib.style import WIDTH, colours, legend_outside, styled
 
 PUBLISHED_UNITS = {"system": "system accuracy (%)", "average": "average accuracy (%)"}
@@ -46,7 +46,7 @@ def curves(
     found = summary.over_seeds(rows, by=[hue, "round"]).sort_values("round")
     figure, panels = plt.subplots(1, len(metrics), figsize=(WIDTH, 3.4), squeeze=False)
     for axes, metric in zip(panels[0], metrics, strict=True):
-        for value, colour in _hues(rows[hue]).items():
+        for value, colour in hues(rows[hue]).items():
             line = found[(found["metric"] == metric) & (found[hue] == value)]
             if len(line):
                 axes.plot(line["round"], line["mean"], color=colour, label=str(value))
@@ -57,7 +57,7 @@ def curves(
         axes.set(xlabel="round", ylabel=_label(metrics, metric), yscale="log" if log else "linear")
         axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     legend_outside(figure, hue, panels[0])
-    figure.suptitle(_over(found["n"]), fontsize=9)
+    figure.suptitle(over_seeds_in_words(found["n"]), fontsize=9)
     return figure
 
 
@@ -105,7 +105,7 @@ def sweep(
         _mark(axes, marks or {})
     if together:
         legend_outside(figure, "", grid[0])
-    figure.suptitle(_over(found["n"]), fontsize=9)
+    figure.suptitle(over_seeds_in_words(found["n"]), fontsize=9)
     return figure
 
 
@@ -172,24 +172,9 @@ def _of_metrics(where: str, rows: pd.DataFrame, metrics: Metrics) -> pd.DataFram
     return rows[rows["metric"].isin(list(metrics))]
 
 
-def _hues(values: pd.Series) -> dict[Any, Any]:
-    """A colour for each value: along a scale for numbers, in order of appearance for names."""
-    distinct = values.dropna().unique().tolist()
-    if pd.api.types.is_numeric_dtype(values):
-        return dict(zip(sorted(distinct), sns.color_palette("viridis", len(distinct)), strict=True))
-    return dict(zip(distinct, colours(len(distinct)), strict=True))
-
-
 def _name(metrics: Metrics, metric: str) -> str:
     return metrics[metric] if isinstance(metrics, Mapping) else metric
 
 
 def _label(metrics: Metrics, metric: str) -> str:
     return f"{_name(metrics, metric)} (%)" if "@" in metric else _name(metrics, metric)
-
-
-def _over(n: pd.Series) -> str:
-    """What dots and bands are, with the number of seeds."""
-    if n.max() == 1:
-        return "one seed: no interval"
-    return f"mean and 95 % interval over {n.min()}{f' to {n.max()}' if n.max() > n.min() else ''} seeds"

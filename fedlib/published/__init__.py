@@ -3,6 +3,11 @@
 A blank value is a cell that the paper has and that could not be read from any public text; it stays blank beside ours.
 Accuracies are in percent. FedDRM: `system` and `average` as the FedDRM spec's section 4 defines them; `…_lead_low` and
 `…_lead_high` are the ends of the published range of FedDRM's lead over the baselines, in points.
+
+FedFew: `average`, `std`, `min` and `max` are over the clients of one run, `weighted` is over all test samples. Its
+"practical" settings are Dirichlet: 0.5 in the paper's words, 0.1 in the released code. What is known only to lie in a
+range is blank, and the source says the range. `fedala` holds anchors of another paper, with the column `std` over runs,
+and `reproduction` what a third party measured with FedFew's released code.
 """
 
 from __future__ import annotations

@@ -109,6 +109,55 @@ def test_what_cannot_be_made_is_refused(spec, message):
         drawn(PACS | spec)
 
 
+WRITERS = np.array([6, 0, 0, 1, 2, 2, 4, 5, 3, 3, 6, 6])
+
+
+def sourced(clients, seed=0, domains=WRITERS, **settings):
+    labels = np.zeros(len(domains), dtype=int)
+    return p.partition({"name": "by_source", **settings}, labels, clients, np.random.default_rng(seed), domains)
+
+
+def test_by_source_gives_each_client_one_domain():
+    assert [part.tolist() for part in sourced(3, domains=np.array([2, 0, 0, 1, 2, 2]))] == [[1, 2], [3], [0, 4, 5]]
+    with pytest.raises(FedlibError, match=r"8 clients for 7 domains; give as many clients as domains$"):
+        sourced(8)
+    with pytest.raises(FedlibError, match=r"3 clients for 7 domains; .*, or surplus: merge .* or leave"):
+        sourced(3)
+
+
+def test_merged_domains_stay_whole_and_are_dealt_evenly():
+    dealt = set()
+    for seed in range(10):
+        parts = sourced(3, seed, surplus="merge")
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(WRITERS)))
+        assert all((np.diff(part) > 0).all() for part in parts)
+        homes = [frozenset(WRITERS[part].tolist()) for part in parts]
+        assert [len(home) for home in homes] == [3, 2, 2] and len(frozenset.union(*homes)) == 7
+        dealt.add(tuple(homes))
+    assert len(dealt) > 5
+
+
+def test_a_client_a_domain_leaves_the_others():
+    drawn = set()
+    for seed in range(30):
+        parts = sourced(3, seed, surplus="leave")
+        homes = [int(WRITERS[part[0]]) for part in parts]
+        assert homes == sorted(homes)
+        assert [part.tolist() for part in parts] == [np.flatnonzero(home == WRITERS).tolist() for home in homes]
+        drawn.update(homes)
+    assert drawn == set(range(7))
+
+
+def test_a_domain_without_samples_is_nobodys():
+    """Writers of the test part alone, where clients divide the training part."""
+    gaps = np.array([1, 1, 3, 3, 5])
+    assert [part.tolist() for part in sourced(3, domains=gaps, surplus="leave")] == [[0, 1], [2, 3], [4]]
+    with pytest.raises(FedlibError, match="4 clients for 3 domains"):
+        sourced(4, domains=gaps, surplus="merge")
+
+
 def test_a_set_without_domains_is_refused():
+    with pytest.raises(FedlibError, match="'by_source': this data set has no domains"):
+        p.partition({"name": "by_source"}, np.zeros(6, dtype=int), 3, np.random.default_rng(0))
     with pytest.raises(FedlibError, match="'by_domain': this data set has no domains"):
         p.partition(PACS, np.zeros(20, dtype=int), 10, np.random.default_rng(0))

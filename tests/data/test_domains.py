@@ -8,15 +8,10 @@ from fedlib.checks import FedlibError
 from fedlib.data import domains, vision
 from fedlib.data.pool import Pool
 
+pytestmark = pytest.mark.usefixtures("data_root")
+
 REAL = os.environ.get("FEDLIB_DATA")
 needs_real_data = pytest.mark.skipif(not REAL, reason="FEDLIB_DATA does not name a folder of real packs")
-
-
-@pytest.fixture(autouse=True)
-def own_root(tmp_path, monkeypatch):
-    """An empty data root, and no download, whatever the environment says."""
-    monkeypatch.setenv("FEDLIB_DATA", str(tmp_path))
-    monkeypatch.delenv("FEDLIB_DOWNLOAD", raising=False)
 
 
 def write_digits(path, value, train=20, test=10, side=8, classes=domains.DIGITS):

@@ -59,3 +59,37 @@ def test_a_domain_without_test_images_is_refused():
         FedlibError, match="test_share: 0 asks for the official test part of 'marked', but far has none"
     ):
         make_federation(pool(test_of_second=False), 3, BY_DOMAIN, None, 0, test_share=0.0)
+
+
+def texts() -> Pool:
+    """40 texts of three words; text i is the row (i, i, 0)."""
+    tokens = np.arange(40, dtype=np.int32)[:, None] * np.array([1, 1, 0], np.int32)
+    labels = np.arange(40) % 2
+    split = (np.arange(40) % 4 == 3).astype(np.uint8)
+    return Pool("marked texts", tokens, labels, ("a", "b"), split, labels, words=tuple(map(str, range(40))))
+
+
+def test_texts_are_divided_as_they_are():
+    fed = make_federation(texts(), 3, {"name": "iid"}, None, 0, test_share=0.25, validation_share=0.2)
+    assert fed.shape == (40, 3)
+    parts = [part for client in fed.clients for part in (client.train, client.validation, client.test)]
+    tokens, labels = (torch.cat([getattr(part, what) for part in parts]) for what in ("images", "labels"))
+    assert tokens.dtype == torch.int32
+    assert sorted(tokens.tolist()) == [[i, i, 0] for i in range(40)]
+    assert torch.equal(tokens[:, 0] % 2, labels)
+    asked, origin = fed.pooled_test()
+    assert asked.images.shape == (len(origin), 3)
+    official = make_federation(texts(), 3, {"name": "iid"}, None, 0, test_share=0.0)
+    assert official.central["marked texts"].images[:, 0].tolist() == list(range(3, 40, 4))
+
+
+def test_texts_have_no_appearance():
+    shift = {"name": "bit_grid"}
+    with pytest.raises(FedlibError, match=r"shift: .*bit_grid.* changes how images look, but 'marked texts' is text"):
+        make_federation(texts(), 3, {"name": "iid"}, shift, 0)
+
+
+def test_images_keep_their_shape_and_layout():
+    fed = make_federation(pool(), 3, {"name": "iid"}, {"name": "bit_grid"}, 0)
+    assert fed.shape == (3, 4, 4)
+    assert fed.clients[0].train.images.is_contiguous(memory_format=torch.channels_last)

@@ -207,7 +207,7 @@ def test_a_missing_set_says_what_its_folders_are(root):
 
 def test_folders_have_no_coarse_labels(root):
     write_retina(root / "retina")
-    with pytest.raises(FedlibError, match=r"'retina:coarse'.*without coarse labels; take 'retina'"):
+    with pytest.raises(FedlibError, match=r"'retina:coarse'.*retina has no coarse labels; take 'retina'"):
         vision.load("retina:coarse")
 
 
@@ -248,6 +248,16 @@ def test_the_order_of_a_set_does_not_depend_on_the_file_systems(root, monkeypatc
     monkeypatch.setattr(os, "listdir", lambda path: listed(path)[::-1])
     monkeypatch.setattr(Path, "iterdir", lambda path: iter(list(walked(path))[::-1]))
     assert folders.scan(root / "retina", vision.FOLDERS["retina"]) == before
+
+
+def test_a_changed_list_is_noticed_too(root):
+    """Of pictures only those that come or go are, as there are many of them."""
+    paint(root / "mine/a/dog/x.png")
+    note = root / "mine/a/labels.CSV"
+    note.write_text("old")
+    before = folders.changed(root / "mine")
+    os.utime(note, ns=(before + 10**9, before + 10**9))
+    assert folders.changed(root / "mine") == before + 10**9
 
 
 PACS = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}

@@ -1,3 +1,6 @@
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,7 +26,7 @@ specs = st.one_of(
     st.builds(
         lambda alpha, rule: {"name": "dirichlet", "alpha": alpha, "rule": rule, "minimum": 1},
         st.floats(0.3, 100),
-        st.sampled_from(["capped", "plain"]),
+        st.sampled_from(["capped", "practical", "plain"]),
     ),
     st.builds(lambda s: {"name": "shards", "per_client": s}, st.integers(1, 5)),
     st.builds(lambda c: {"name": "pathological", "classes_per_client": c}, st.integers(2, 4)),
@@ -94,6 +97,21 @@ def test_capped_sizes_vary_less_than_plain_ones():
     assert spread["capped"] < 0.75 * spread["plain"]
 
 
+def test_practical_is_capped_with_a_minimum_of_its_own():
+    """FedFew spec, 3: the smallest client has at least min(40, N / M / 2) samples."""
+    for seed in range(5):
+        ours = p.dirichlet(CIFAR10, 20, generator(seed), 0.1, "practical")
+        assert sizes(ours).min() >= 40
+        same = p.dirichlet(CIFAR10, 20, generator(seed), 0.1, "capped", minimum=40)
+        assert all(np.array_equal(a, b) for a, b in zip(ours, same, strict=True))
+    few = np.repeat(np.arange(2), 15)
+    loose, tight = (
+        [sizes(p.dirichlet(few, 4, generator(seed), 0.3, "practical", minimum)).min() for seed in range(30)]
+        for minimum in (1, None)
+    )
+    assert min(loose) < 4 <= min(tight)  # 30 / 4 / 2 = 3.75
+
+
 def test_plain_proportions_have_dirichlets_mean_and_variance():
     """Dir(a·1_m): mean 1/m, variance (1/m)(1 - 1/m) / (m·a + 1)."""
     m, alpha = 5, 1.0
@@ -116,6 +134,75 @@ def test_pathological_gives_each_client_its_classes_and_each_class_its_holders(c
     assert holders.max() - holders.min() <= 1
     for column in table.T:
         assert np.ptp(column[column > 0]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("classes", "size", "clients", "per_client", "groups"),
+    [
+        (10, 6000, 20, 2, 5),
+        (10, 6000, 10, 2, 5),
+        (100, 600, 20, 10, 10),
+        (100, 600, 10, 10, 10),
+        (200, 550, 10, 20, 10),
+    ],
+)
+def test_groups_are_the_published_ones(classes, size, clients, per_client, groups):
+    """FedFew spec, 3: CIFAR-10, CIFAR-100 and TinyImageNet; every group shares its classes in equal parts."""
+    labels = generator(1).permutation(np.repeat(np.arange(classes), size))
+    parts = p.pathological(labels, clients, generator(), per_client, "groups")
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
+    table, members = p.counts(labels, parts, classes), clients // groups
+    own = np.arange(clients)[:, None] // members == np.arange(classes) // per_client
+    assert np.array_equal(table, own * (size // members))
+
+
+def visited(classes, clients, per_client):
+    """The spec's words: classes in order, each to the first ceil(m / C * per_client) clients that have quota left."""
+    quota, holds = np.full(clients, per_client), np.zeros((clients, classes), dtype=bool)
+    for k in range(classes):
+        first = np.flatnonzero(quota)[: math.ceil(Fraction(clients, classes) * per_client)]
+        holds[first, k] = True
+        quota[first] -= 1
+    return holds if not quota.any() and holds.any(axis=0).all() else None
+
+
+def test_groups_are_the_visits_wherever_these_serve_all_clients_and_classes():
+    made = 0
+    for classes in range(1, 9):
+        labels = np.repeat(np.arange(classes), 9)
+        for clients in range(1, 10):
+            for per_client in range(1, classes + 1):
+                expected = visited(classes, clients, per_client)
+                if expected is None:
+                    with pytest.raises(FedlibError, match="groups, which share"):
+                        p.pathological(labels, clients, generator(), per_client, "groups")
+                    continue
+                parts = p.pathological(labels, clients, generator(), per_client, "groups")
+                assert np.array_equal(p.counts(labels, parts, classes) > 0, expected)
+                made += 1
+    assert made > 80
+
+
+def test_chunks_of_single_classes_are_the_largest_ones():
+    """FedFew spec, trap 3: 20 "writers" of 4 to 6 letters, one label each."""
+    class_sizes = generator(0).permutation(np.arange(62) * 13 + 10)
+    labels = generator(1).permutation(np.repeat(np.arange(62), class_sizes))
+    parts = p.partition({"name": "single_class_chunks"}, labels, 20, generator(2))
+    held = [np.unique(labels[part]) for part in parts]
+    assert all(len(own) == 1 for own in held)
+    largest = np.argsort(-class_sizes)[:5]
+    assert np.array_equal(np.unique(np.concatenate(held)), np.sort(largest))
+    expected = sorted((size // 4 + (i < size % 4) for size in class_sizes for i in range(4)), reverse=True)
+    assert sizes(parts).tolist() == expected[:20]
+    assert len(np.unique(np.concatenate(parts))) == sum(map(len, parts))
+    again = p.partition({"name": "single_class_chunks"}, labels, 20, generator(3))
+    assert any(not np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_equal_chunks_are_taken_class_by_class():
+    parts = p.single_class_chunks(CIFAR10, 5, generator(), chunks=3)
+    assert [int(CIFAR10[part[0]]) for part in parts] == [0, 0, 0, 1, 1]
+    assert sizes(parts).tolist() == [2000] * 5
 
 
 def test_quantity_skews_sizes_and_not_labels():
@@ -144,6 +231,18 @@ BAD_CALLS = [
     ),
     ({"name": "pathological", "classes_per_client": 2}, 2, "leave some of 6 classes to nobody"),
     ({"name": "pathological", "classes_per_client": 3}, 30, "class [0-5] has 10 samples for 15 clients"),
+    (
+        {"name": "pathological", "classes_per_client": 2, "rule": "groups"},
+        4,
+        "4 clients of 2 classes are 2 groups, which share out 4 classes, but there are 6; take a multiple of 3 clients",
+    ),
+    (
+        {"name": "pathological", "classes_per_client": 4, "rule": "groups"},
+        6,
+        "share out 8 classes, but there are 6; let classes_per_client divide 6, or rule: balanced",
+    ),
+    ({"name": "pathological", "classes_per_client": 2, "rule": "groups"}, 45, "class 0 has 10 samples for 15 clients"),
+    ({"name": "single_class_chunks", "chunks": 2}, 13, "2 chunks of each class make 12 clients at most, but 13"),
     ({"name": "quantity", "alpha": 1.0}, 7, "7 clients of at least 10 samples need 70"),
 ]
 
@@ -169,6 +268,13 @@ BAD_SPECS = [
     ({"name": "shards", "per_client": 2.5}, "per_client: 2.5 is float, not a whole number"),
     ({"name": "shards", "per_client": 0}, "per_client: 0 is out of range"),
     ({"name": "pathological", "classes_per_client": 0}, "classes_per_client: 0 is out of range"),
+    (
+        {"name": "pathological", "classes_per_client": 2, "rule": "plain"},
+        "rule: 'plain' is unknown; .*balanced, groups",
+    ),
+    ({"name": "dirichlet", "alpha": 1, "rule": "groups"}, "rule: 'groups' is unknown; .*capped, plain, practical"),
+    ({"name": "single_class_chunks", "chunks": 0}, "chunks: 0 is out of range"),
+    ({"name": "by_source", "surplus": "merged"}, "surplus: 'merged' is unknown; did you mean 'merge'"),
     ({"name": "quantity", "alpha": 0}, "partition 'quantity': alpha: 0 is out of range"),
     ({"name": "shard", "per_client": 2}, "partition: name: 'shard' is unknown; did you mean 'shards'"),
     ({"alpha": 0.3}, "has no name; write a mapping such as {name: iid}"),
@@ -223,61 +329,3 @@ def test_split_counts_exactly_where_floats_do_not():
 def test_split_refuses_an_empty_part(n, test_share, validation_share, message):
     with pytest.raises(FedlibError, match=message):
         p.split(np.arange(n), generator(), test_share, validation_share)
-
-
-def test_distances_have_their_closed_forms():
-    disjoint = np.array([[5, 0], [0, 7]])
-    assert p.hellinger(disjoint) == pytest.approx(1)
-    assert p.jensen_shannon(disjoint) == pytest.approx(1)
-    alike = np.array([[1, 2, 3], [10, 20, 30]])
-    assert p.hellinger(alike) == pytest.approx(0, abs=1e-12)
-    assert p.jensen_shannon(alike) == pytest.approx(0, abs=1e-7)
-    half = np.array([[1, 1], [1, 0]])
-    assert p.hellinger(half) == pytest.approx(np.sqrt(1 - np.sqrt(0.5)))
-    assert p.jensen_shannon(half) == pytest.approx(np.sqrt(1.5 - 0.75 * np.log2(3)))
-    assert p.hellinger(np.array([[3, 4]])) == 0
-
-
-def test_the_mean_is_over_pairs():
-    assert p.hellinger(np.array([[1, 0], [1, 0], [0, 1]])) == pytest.approx(2 / 3)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 1000), min_size=4, max_size=4).filter(any), min_size=2, max_size=5))
-def test_distances_are_bounded_and_do_not_see_sizes(table):
-    table = np.array(table)
-    for distance in (p.hellinger, p.jensen_shannon):
-        assert 0 <= distance(table) <= 1 + 1e-9
-        assert distance(table) == pytest.approx(distance(table * 3), abs=1e-6)
-
-
-def test_skew_falls_as_alpha_grows():
-    means = [p.hellinger(p.counts(CIFAR10, p.dirichlet(CIFAR10, 8, generator(), a), 10)) for a in (0.1, 1.0, 100.0)]
-    assert means[0] > means[1] > means[2]
-
-
-def test_the_skew_report_has_one_row_a_client():
-    labels = np.array([0, 0, 1, 1])
-    report = p.skew_report(labels, [np.array([0, 1]), np.array([2, 3])], classes=2)
-    assert report.index.name == "client"
-    assert report["samples"].tolist() == [2, 2]
-    assert report["classes"].tolist() == [1, 1]
-    np.testing.assert_allclose(report["hellinger"], np.sqrt(1 - np.sqrt(0.5)))
-    np.testing.assert_allclose(report["jensen_shannon"], np.sqrt(1.5 - 0.75 * np.log2(3)))
-
-
-def test_the_skew_of_wrong_counts_is_refused():
-    with pytest.raises(FedlibError, match="client 1 holds no sample"):
-        p.hellinger(np.array([[1, 2], [0, 0]]))
-    with pytest.raises(FedlibError, match="labels run from 0 to 3, but classes is 3"):
-        p.counts(np.array([0, 3]), [np.array([0, 1])], 3)
-
-
-def test_by_source_gives_each_client_one_domain():
-    domains = np.array([2, 0, 0, 1, 2, 2])
-    parts = p.partition({"name": "by_source"}, np.zeros(6, dtype=int), 3, generator(), domains)
-    assert [part.tolist() for part in parts] == [[1, 2], [3], [0, 4, 5]]
-    with pytest.raises(FedlibError, match="4 clients for 3 domains; give as many clients as domains"):
-        p.partition({"name": "by_source"}, np.zeros(6, dtype=int), 4, generator(), domains)
-    with pytest.raises(FedlibError, match="this data set has no domains"):
-        p.partition({"name": "by_source"}, np.zeros(6, dtype=int), 3, generator())

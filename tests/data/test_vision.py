@@ -12,15 +12,10 @@ from fedlib.checks import FedlibError
 from fedlib.data import vision
 from fedlib.data.cifar import SUPERCLASSES, superclass_of
 
+pytestmark = pytest.mark.usefixtures("data_root")
+
 REAL = os.environ.get("FEDLIB_DATA")
 needs_real_data = pytest.mark.skipif(not REAL, reason="FEDLIB_DATA does not name a folder of real packs")
-
-
-@pytest.fixture(autouse=True)
-def own_root(tmp_path, monkeypatch):
-    """An empty data root, and no download, whatever the environment says."""
-    monkeypatch.setenv("FEDLIB_DATA", str(tmp_path))
-    monkeypatch.delenv("FEDLIB_DOWNLOAD", raising=False)
 
 
 def write_pack(path, value=0, **extra):

@@ -26,6 +26,7 @@ from fedlib.methods.fedprox_ft import FedProxFT
 from fedlib.methods.fedsam import FedSAM, FedSAMFT
 from fedlib.methods.method import Method, State, initial_state
 from fedlib.methods.released.feddrm import FedProxFTOnCosine, FedSAMFTOnCosine
+from fedlib.methods.released.fedfew import FedProxInFedFew
 from fedlib.rounds import Plan
 from fedlib.streams import torch_stream
 from fedlib.training import Batch, Local, Terms, batches
@@ -92,6 +93,13 @@ def test_fedprox_has_the_known_fixed_point():
     for mu in (0.0, 0.5, 2.0):
         found = bias_after(ProximalQuadratic(curvatures=(1.0, 3.0), mu=mu), 60, 4)
         torch.testing.assert_close(found, torch.full((10,), fixed(mu)))
+
+
+def test_the_released_fedprox_is_fedavg():
+    fed, plan = tiny.federation((40, 24)), Plan(2, 0.05)
+    methods = (make("FedProxInFedFew"), FedAvg(), FedProxInFedFew(mu=1.0))
+    released, plain, leashed = (tiny.train(m, fed, plan, LOCAL).server.weights for m in methods)
+    assert tiny.same(released, plain) and not tiny.same(leashed, plain)
 
 
 @dataclass(frozen=True)

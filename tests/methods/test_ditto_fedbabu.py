@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from test_baselines_a import distance, loss_at, model_from, steps_by_hand
 from test_methods import LOCAL, snapshots
 from torch import Tensor, nn
 
-from fedlib.data.federation import Federation
+from fedlib.data.federation import Federation, Samples
 from fedlib.engines import Serial, one_thread
 from fedlib.methods.ditto import Ditto
 from fedlib.methods.fedavg import FedAvg
@@ -21,6 +22,7 @@ from fedlib.methods.fedprox_ft import FedProxFT
 from fedlib.methods.fedsam import FedSAMFT
 from fedlib.methods.method import Method, Server, State, Work, initial_state
 from fedlib.methods.released.feddrm import DittoAsReleased, FedBABUOnCosine
+from fedlib.methods.released.fedfew import DittoInFedFew
 from fedlib.rounds import Plan, Snapshot, cohorts, federate, size
 from fedlib.store import load_snapshot, save_snapshot
 from fedlib.streams import torch_stream
@@ -135,6 +137,15 @@ def test_a_client_that_is_not_drawn_keeps_its_model_or_uses_the_global_one():
             mine = method.personal_model(Server(weights, t), i, memory)
             assert tiny.same(mine, memory) if i in met else mine is weights
         before = memories
+
+
+def test_nothing_of_the_others_reaches_the_released_dittos_personal_models():
+    fed, plan = tiny.federation((40, 24)), Plan(2, 0.05)
+    flipped = replace(fed.clients[1], train=Samples(fed.clients[1].train.images, 9 - fed.clients[1].train.labels))
+    others = replace(fed, clients=(fed.clients[0], flipped))
+    for method, alone in ((DittoInFedFew(), True), (Ditto(), False)):
+        (theta, mine), (theta_2, mine_2) = (snapshots(method, data, plan)[1] for data in (fed, others))
+        assert not tiny.same(theta, theta_2) and tiny.same(mine[0], mine_2[0]) == alone
 
 
 def test_fedbabu_trains_the_body_around_the_initial_head():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedlib.checks import FedlibError
-from fedlib.models.cnn import lenet_gn, linear, mcmahan_cnn, small_cnn
+from fedlib.models.cnn import cnn4, lenet_gn, linear, mcmahan_cnn, small_cnn
 
 RGB32 = (3, 32, 32)
 # FedDRM spec, 2.3: target branch and client branch with ten classes and m = 8 clients
@@ -67,6 +67,34 @@ def test_mcmahan_cnn_takes_its_channels_from_the_images():
         mcmahan_cnn((1, 3, 28), 10)
 
 
+@pytest.mark.parametrize(
+    ("shape", "classes", "features", "parameters"),
+    [
+        ((3, 32, 32), 10, 1600, 878_538),
+        ((3, 32, 32), 100, 1600, 924_708),
+        ((3, 64, 64), 200, 10_816, 5_694_600),
+        ((1, 28, 28), 62, 1024, 608_702),
+        ((3, 28, 28), 62, 1024, 608_702 + 2 * 25 * 32),
+    ],
+)
+def test_cnn4_has_the_parameters_of_fedfews_spec(shape, classes, features, parameters):
+    """FedFew spec, 2.2; and of FEMNIST in RGB, as it is here, two channels more of the first filters."""
+    net, images = cnn4(shape, classes), torch.zeros(2, *shape)
+    assert count(net) == parameters
+    assert net.backbone(images).shape == (2, features) and net.transform(net.backbone(images)).shape == (2, 512)
+    assert net(images).shape == (2, classes) and count(net.head) == 513 * classes
+
+
+def test_cnn4_can_be_made_small_and_takes_images_down_to_16_pixels():
+    assert count(cnn4((3, 16, 16), 5, width=4, hidden=6)) == (75 + 1) * 4 + (100 + 1) * 8 + (8 + 1) * 6 + (6 + 1) * 5
+    with pytest.raises(FedlibError, match="cnn4: images of 15x32 pixels are too small; use small_cnn"):
+        cnn4((3, 15, 32), 10)
+    with pytest.raises(FedlibError, match="model cnn4: width: 0 is out of range; give a whole number at least 1"):
+        cnn4(RGB32, 10, width=0)
+    with pytest.raises(FedlibError, match=r"model cnn4: hidden: 1.5 is float, not a whole number"):
+        cnn4(RGB32, 10, hidden=1.5)
+
+
 @pytest.mark.parametrize("side", [16, 28, 32, 64])
 def test_small_cnn_takes_any_size_with_the_same_parameters(side):
     net = small_cnn((3, side, side), 10)
@@ -82,7 +110,7 @@ def test_linear_is_an_affine_function_of_the_pixels():
     assert [name for name, _ in net.named_parameters()] == ["head.weight", "head.bias"]
 
 
-@pytest.mark.parametrize("builder", [small_cnn, lenet_gn, mcmahan_cnn])
+@pytest.mark.parametrize("builder", [small_cnn, lenet_gn, mcmahan_cnn, cnn4])
 def test_a_network_can_be_pickled(builder):
     net = builder(RGB32, 10)
     twin = pickle.loads(pickle.dumps(net))

@@ -5,15 +5,27 @@ import pytest
 import torch
 
 from fedlib.checks import FedlibError
-from fedlib.models import MODELS, build, check_spec, module_of
+from fedlib.models import MODELS, TEXT, build, check_spec, module_of
+
+RGB, TOKENS = (3, 32, 32), (50, 9)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_builds_by_name(name):
-    net = build({"name": name}, (3, 32, 32), 7)
-    assert net(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    net = build({"name": name}, TOKENS if name in TEXT else RGB, 7)
+    x = torch.zeros(2, 9, dtype=torch.int64) if name in TEXT else torch.zeros(2, *RGB)
+    assert net(x).shape == (2, 7)
     assert net.head.in_features == net.width
     assert {parameter.split(".")[0] for parameter in net.state_dict()} <= {"backbone", "transform", "head"}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_of_the_other_kind_is_refused(name):
+    with pytest.raises(FedlibError) as caught:
+        build({"name": name}, RGB if name in TEXT else TOKENS, 7)
+    read, held = ("texts", "images") if name in TEXT else ("images", "texts")
+    assert f"model {name}: it reads {read}, but the data set holds {held}; take " in str(caught.value)
+    assert ("small_cnn" if name in TEXT else "text_cnn") in str(caught.value).split("; take ")[1]
 
 
 def test_options_reach_the_builder():

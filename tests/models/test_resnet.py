@@ -3,10 +3,13 @@ import math
 import pytest
 import torch
 from torch import nn
+from torchvision.models import resnet18 as original_resnet18
 from torchvision.models.resnet import BasicBlock
 
+from fedlib.checks import FedlibError
 from fedlib.models.network import Network
-from fedlib.models.resnet import resnet18_gn
+from fedlib.models.resnet import resnet18, resnet18_gn
+from fedlib.models.resnet10 import is_norm
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +90,53 @@ def test_client_branch_follows_the_same_rule(net):
 
 def test_retina_sized_images_work(net):
     assert net(torch.zeros(1, 3, 96, 96)).shape == (1, 10)
+
+
+@pytest.fixture
+def plain() -> Network:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return resnet18((3, 64, 64), 8)
+
+
+def test_resnet18_has_the_parameters_of_fedfews_spec(plain):
+    assert count(plain) == 11_180_616
+    assert plain.backbone(torch.zeros(2, 3, 64, 64)).shape == (2, 512, 2, 2)
+    assert plain.transform(plain.backbone(torch.zeros(2, 3, 64, 64))).shape == (2, 512)
+
+
+def test_resnet18_is_torchvisions_function_of_the_same_weights(plain):
+    """In training, where it takes the batch's statistics, and afterwards, where it takes those it has kept."""
+    original = original_resnet18(num_classes=8)
+    theirs, ours = original.state_dict(), plain.state_dict()
+    assert [t.shape for t in theirs.values()] == [t.shape for t in ours.values()]
+    original.load_state_dict(dict(zip(theirs, ours.values(), strict=True)))
+    x = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    for _ in range(2):
+        torch.testing.assert_close(plain(x), original(x))
+    torch.testing.assert_close(plain.eval()(x), original.eval()(x))
+
+
+def test_exactly_the_batch_norms_of_resnet18_are_norms(plain):
+    owners = dict(plain.named_modules())
+    for name in plain.state_dict():
+        assert is_norm(name) == isinstance(owners[name.rpartition(".")[0]], nn.BatchNorm2d), name
+    assert sum(isinstance(m, nn.BatchNorm2d) for m in plain.modules()) == 20
+
+
+def test_fresh_convolutions_of_resnet18_are_kaiming_normal_by_fan_out(plain):
+    convolutions = [m for m in plain.modules() if isinstance(m, nn.Conv2d)]
+    assert len(convolutions) == 20
+    for conv in convolutions:
+        fan, size = conv.out_channels * math.prod(conv.kernel_size), conv.weight.numel()
+        assert conv.weight.std().item() == pytest.approx(math.sqrt(2 / fan), rel=5 / math.sqrt(2 * size))
+
+
+def test_resnet18_may_be_narrower(plain):
+    """All convolutions but the first, and the head, shrink by the square or the first power of the width."""
+    narrow = resnet18((3, 32, 32), 8, width=8)
+    assert narrow.head.in_features == 64 and narrow(torch.zeros(2, 3, 32, 32)).shape == (2, 8)
+    inner = [sum(m.weight.numel() for m in n.modules() if isinstance(m, nn.Conv2d)) for n in (plain, narrow)]
+    assert (inner[0] - 3 * 49 * 64) == 64 * (inner[1] - 3 * 49 * 8)
+    with pytest.raises(FedlibError, match="model resnet18: width: 0 is out of range"):
+        resnet18((3, 32, 32), 8, width=0)

@@ -183,3 +183,91 @@ def test_office_caltechs_fedavg_is_one_run_of_its_test_images():
     for domain, right, of in (("caltech", 134, 224), ("amazon", 124, 190), ("webcam", 30, 58), ("dslr", 14, 30)):
         known = value("f2dc", "main", "office_caltech", "FedAvg", domain)
         assert known == pytest.approx(100 * right / of, abs=0.0051)
+
+
+FEDFEW_PRINTED = {
+    ("cifar10/practical/m-20", "APFL"): (88.26, 87.36, 0.90),
+    ("cifar100/practical/m-20", "best baseline"): (53.69, 46.67, 7.02),
+    ("cifar100/pathological/m-20", "FedRep"): (64.98, 61.46, 3.52),
+    ("tiny_imagenet/m-10", "FedRep"): (30.31, 27.24, 3.07),
+    ("ag_news/practical/m-20", "FedRep"): (96.07, 94.68, 1.39),
+    ("femnist/natural/m-20", "best baseline"): (100.0, 100.0, 0.0),
+}
+"""FedFew spec, 5.1: FedFew's average, that of its best baseline, and the claimed gain."""
+
+
+def test_fedfew_has_every_cell_of_the_published_tables():
+    cells = load("fedfew")
+    assert cells.set_index(list(COLUMNS)).index.is_unique
+    # 11 settings x 10 methods x 2 and 2 best baselines; 2 x 10 x 4 and one; K = 1..10 and FedAvg; 5 E; 6 x 10; 2 + 6
+    assert cells.groupby("table").size().to_dict() == {
+        "main": 222,
+        "medical": 81,
+        "k_ablation": 11,
+        "local_epochs": 5,
+        "fedala": 60,
+        "reproduction": 8,
+    }
+    own = cells[~cells["table"].isin(["fedala", "reproduction"])]
+    assert own["std"].isna().all() and own["source"].str.contains("arXiv 2603.11992").all()
+    assert cells[cells["table"] == "fedala"]["source"].str.contains("AAAI 2023, Table 2").all()
+    methods = ["LocalOnly", "FedAvg", "FedProx", "FedRep", "Ditto", "APFL", "FedAMP", "FedMTL", "IFCA", "FedFew"]
+    for _, held in own[own["table"].isin(["main", "medical"])].groupby("setting"):
+        assert [name for name in held["method"].unique() if name != "best baseline"] == methods
+
+
+def test_fedfew_leads_by_the_claimed_gains_and_nothing_else_is_known_of_its_main_table():
+    for (setting, method), (own, best, gain) in FEDFEW_PRINTED.items():
+        assert value("fedfew", "main", setting, "FedFew", "average") == own
+        assert value("fedfew", "main", setting, method, "average") == best
+        assert own - best == pytest.approx(gain, abs=1e-6)
+    known = load("fedfew").query("table == 'main'").dropna(subset="value")
+    assert len(known) == 2 * len(FEDFEW_PRINTED) + 1
+    assert value("fedfew", "main", "cifar100/practical/m-20", "FedFew", "std") == 4.79
+
+
+def test_fedfews_medical_numbers_are_of_one_distribution_over_clients():
+    """Spec, 5.2: four rows, and Local's worst client. Average, min and max bound the deviation."""
+    table = load("fedfew").query("table == 'medical'").dropna(subset="value")
+    rows = table.pivot(index=["setting", "method"], columns="metric", values="value")
+    assert len(table) == 4 * 4 + 1
+    assert value("fedfew", "medical", "fed_isic2019", "LocalOnly", "min") == pytest.approx(55.40 - 13.0)
+    full = rows.dropna()
+    assert full[["average", "std", "min", "max"]].agg(tuple, axis=1).to_dict() == {
+        ("kvasir", "FedFew"): (92.84, 6.08, 83.90, 99.77),
+        ("kvasir", "IFCA"): (82.05, 21.88, 40.24, 100.00),
+        ("fed_isic2019", "FedFew"): (69.57, 14.59, 55.40, 95.35),
+        ("fed_isic2019", "IFCA"): (53.61, 20.45, 23.23, 85.74),
+    }
+    # Bhatia and Davis: variance <= (max - mean) (mean - min)
+    assert (full["std"] ** 2 <= (full["max"] - full["average"]) * (full["average"] - full["min"])).all()
+
+
+def test_fedfew_values_known_as_ranges_stay_blank():
+    """Spec, 5.2 and 5.3: only K = 1 and FedAvg are known of the ablation of K, and nothing of that of local epochs."""
+    assert value("fedfew", "k_ablation", "cifar10/practical/m-20/K-1", "FedFew", "weighted") == 91.3
+    assert value("fedfew", "k_ablation", "cifar10/practical/m-20", "FedAvg", "weighted") == 61.2
+    cells = load("fedfew")
+    unknown = {"k_ablation": ("between 89.4 and 91.3", 9), "local_epochs": ("between 87.8 and 88.3", 5)}
+    for table, (words, count) in unknown.items():
+        blank = cells[(cells["table"] == table) & cells["value"].isna()]
+        assert len(blank) == count and blank["source"].str.contains(words).all()
+    best = cells.query("table == 'medical' and method == 'best baseline'")
+    assert best["value"].isna().all() and best["source"].str.contains("at most 54.2").all()
+
+
+def test_fedfews_anchors_have_deviations_over_runs():
+    """Spec, 5.4: all cells known; corners of the table."""
+    cells = load("fedfew").query("table == 'fedala'").set_index(list(COLUMNS)[1:])
+    assert cells[["value", "std"]].notna().all(axis=None)
+    corners = {
+        ("cifar10/pathological/m-20", "FedAvg"): (55.09, 0.83),
+        ("ag_news/practical/m-20", "FedAvg"): (79.57, 0.17),
+        ("cifar10/pathological/m-20", "FedALA"): (92.44, 0.02),
+        ("ag_news/practical/m-20", "FedALA"): (96.52, 0.08),
+        ("cifar100/practical/m-20", "FedAvgFT"): (51.80, 0.02),
+        ("tiny_imagenet/practical/m-20", "pFedMe"): (26.93, 0.19),
+    }
+    for (setting, method), known in corners.items():
+        assert tuple(cells.loc[(setting, method, "accuracy"), ["value", "std"]]) == known
+    assert value("fedfew", "reproduction", "cifar100/practical/m-20/rounds-2000", "FedFew", "accuracy") == 54.01
