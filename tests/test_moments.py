@@ -6,9 +6,9 @@ import math
 
 import pandas as pd
 import pytest
+import tiny
 import torch
 
-import tests.tiny as tiny
 from fedlib import moments, summary
 from fedlib.checks import FedlibError
 from fedlib.data.federation import Client, Federation, Samples
