@@ -93,6 +93,11 @@ class Experiment:
             if own or self.shift:
                 what = f"probes: {own[0]}" if own else f"shift: {self.shift}"
                 raise FedlibError(f"{what} needs test samples of each client; set test_share above 0, such as 0.3")
+        if self.test_share == 0 and self.method.differs_by_client:
+            raise FedlibError(
+                f"test_share: 0 tests a domain by the mean of its clients' models, but those of "
+                f"{type(self.method).__name__} are networks of their own; set test_share above 0, such as 0.3"
+            )
         if self.method.needs_validation and self.validation_share == 0:
             raise FedlibError(
                 f"{type(self.method).__name__} chooses on validation samples; set validation_share above 0, such as "

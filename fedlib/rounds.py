@@ -29,7 +29,8 @@ class Plan:
     participation: share of the clients present that take part in a round. joins, leaves: {client: its first, its last
     round}; a client that is not named is present throughout. evaluate_every: in rounds; evaluate_last: each of the
     last so many rounds is evaluated too. pooled: whether queries of unknown origin are put to all clients, too: where
-    every client has a model of its own, each then meets everyone's test samples.
+    every client has a model of its own, each then meets everyone's test samples. With the official
+    test part as test (test_share 0) there are no such queries.
     """
 
     rounds: int

@@ -14,12 +14,14 @@ from fedlib.methods.method import State
 from fedlib.methods.several import Several, choose
 from fedlib.metrics import Crowd, Row, accuracy, own
 from fedlib.streams import derive, torch_stream
-from fedlib.training import Batch, Terms, batches, sgd
+from fedlib.training import Batch, NotFinite, Terms, batches, sgd
 
 
 def adapted(crowd: Crowd, federation: Federation) -> list[Row]:
     """The probe: adapted@local. Every client takes E more steps of SGD on the cross-entropy, from its own model.
 
+    The steps are those of the round that follows, at the rate of this round: give `schedule: constant`, for on a cosine
+    the rate is near zero in the end, and nothing moves.
     Where there are several models for all, it takes them from each, over mini-batches of its own, and chooses among
     the trained ones.
     """
@@ -28,7 +30,10 @@ def adapted(crowd: Crowd, federation: Federation) -> list[Row]:
     for i, client in enumerate(federation.clients):
         several = isinstance(method, Several)
         start = method.candidates(crowd.server, i, crowd.memories[i]) if several else [crowd.states[i]]
-        ends = [_trained(crowd, i, k, state) for k, state in enumerate(start)]
+        try:
+            ends = [_trained(crowd, i, k, state) for k, state in enumerate(start)]
+        except NotFinite as error:
+            raise NotFinite(f"probe adapted, further local work of client {i}: {error}") from error
         best = choose(method, crowd, i, ends) if isinstance(method, Several) else 0
         crowd.model.load_state_dict(ends[best])
         with torch.no_grad():

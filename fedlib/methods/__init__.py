@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @lru_cache(maxsize=1)
 def known() -> dict[str, type[Method]]:
-    """{name: class} of every method in this folder and in `released`."""
+    """{name: class} of every method in this folder and in `released`; base classes (`abstract`) are none."""
     from fedlib.methods.method import Method
 
     for module in pkgutil.walk_packages(__path__, __name__ + "."):
@@ -27,7 +27,7 @@ def known() -> dict[str, type[Method]]:
     while waiting:
         method = waiting.pop()
         waiting += method.__subclasses__()
-        if method.__module__.startswith(__name__):
+        if method.__module__.startswith(__name__) and "abstract" not in vars(method):
             found[method.__name__] = method
     return dict(sorted(found.items()))
 

@@ -47,6 +47,10 @@ class APFL(Method):
         super().__post_init__()
         check_choice(f"{type(self).__name__}.adaptive", self.adaptive, (True, False))
 
+    @property
+    def differs_by_client(self) -> bool:
+        return True
+
     def client_update(self, work: Work) -> Upload:
         work.model.load_state_dict(work.message)
         pair = Pair.of(work, self.mixing)

@@ -55,6 +55,10 @@ class CFL(Method):
     eps2: float = hyper(1.6, least=0.0)
     gamma_max: float = hyper(0.0, least=0.0, below=1.0)
 
+    @property
+    def differs_by_client(self) -> bool:
+        return True
+
     def begin(self, model: nn.Module, task: Task) -> State:
         return {f"0/{name}": tensor for name, tensor in super().begin(model, task).items()}
 

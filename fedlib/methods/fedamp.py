@@ -51,6 +51,10 @@ class FedAMP(LocalOnly):
     step: float = hyper(1.0, above=0.0)
     sigma: float | None = hyper(None, above=0.0)
 
+    @property
+    def differs_by_client(self) -> bool:
+        return True
+
     def build(self, task: Task) -> nn.Module:
         others = task.clients - 1
         if self.sigma is not None and others * self.step > self.sigma:

@@ -64,6 +64,8 @@ def shortest(G: np.ndarray, lam0: np.ndarray, eps: float) -> np.ndarray:
     SciPy's sequential least squares: active sets, exact up to rounding for so small a quadratic. Raises FedlibError
     if it does not end.
     """
+    if eps == 0:
+        return lam0
     low, high = (lam0 - eps).clip(min=0.0), (lam0 + eps).clip(max=1.0)
     found = minimize(
         lambda lam: lam @ G @ lam,

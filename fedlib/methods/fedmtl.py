@@ -59,6 +59,10 @@ class FedMTL(LocalOnly):
         super().__post_init__()
         check_choice(f"{type(self).__name__}.relations", self.relations, ("mean", "learned"))
 
+    @property
+    def differs_by_client(self) -> bool:
+        return True
+
     def remember(self, task: Task) -> State:
         m = task.clients
         return {"omega": torch.zeros(m, m, dtype=torch.float64), PULL: torch.zeros(())}

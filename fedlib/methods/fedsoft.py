@@ -46,8 +46,8 @@ class FedSoft(Several):
     implementation, whose floor acts only where n_ik = 0 (the same as long as sigma < 1 / n_i). As there, all w_i start
     at one network, here c_1 of the first round. Decided here alone: who takes part for the first time later starts at
     the centre of its largest u_ik; who was absent when an estimate was due makes it when it is back; who has never
-    taken part predicts with the centre that `selection` chooses (see Several). With init: same, nothing but rounding
-    tells the centres apart.
+    taken part predicts with the centre that `selection` chooses (see Several). With init: same and a floor sigma above
+    0, nothing but rounding tells the centres apart.
 
     tau, lam, sigma: the defaults are the implementation's (tau of its CIFAR-10 experiment, where lam is 0.01).
     """

@@ -17,6 +17,10 @@ class LocalOnly(Method):
     All w_i start as the same network, the one that every method starts from. Who is not drawn stands still.
     """
 
+    @property
+    def differs_by_client(self) -> bool:
+        return True
+
     def shared(self, name: str) -> bool:
         return False
 

@@ -153,6 +153,11 @@ class Method:
         """Whether the tensor `name` travels; what does not is personal and stays in the client's memory."""
         return True
 
+    @property
+    def differs_by_client(self) -> bool:
+        """Whether clients predict with networks of their own, whose weights have no meaningful mean over a domain."""
+        return False
+
     def begin(self, model: nn.Module, task: Task) -> State:
         """theta at the start: what travels of the initial network."""
         return self.divide(model)[0]

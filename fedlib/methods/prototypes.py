@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,8 @@ class Prototyped(Method):
     z: the input of the head (d numbers), under the weights that go up. A base class: what is made of the means in
     `aggregate`, and of the prototypes in `loss`, is the subclass's. By itself it is FedAvg.
     """
+
+    abstract: ClassVar[bool] = True
 
     def broadcast(self, server: Server, client: int, memory: State) -> State:
         prototypes = {name: tensor for name, tensor in server.memory.items() if name.startswith(PROTOTYPES)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +33,7 @@ class Several(Method):
     selection: L_i on "validation" samples, or on those of "train".
     """
 
+    abstract: ClassVar[bool] = True
     K: int = hyper(3, least=1, whole=True)
     init: str = "independent"
     selection: str = "validation"
@@ -44,6 +46,10 @@ class Several(Method):
     @property
     def needs_validation(self) -> bool:
         return self.selection == "validation"
+
+    @property
+    def differs_by_client(self) -> bool:
+        return True
 
     def begin(self, model: nn.Module, task: Task) -> State:
         """theta_1 is the network that methods with one model start from."""

@@ -26,7 +26,7 @@ from fedlib.metrics import Crowd, Row, accuracy
 from fedlib.probes import load
 from fedlib.rounds import Plan, Snapshot, federate
 from fedlib.streams import torch_stream
-from fedlib.training import Local, batches, prepare
+from fedlib.training import Local, NotFinite, batches, prepare
 
 LOCAL = Local(steps=5, batch_size=16, crop=False)
 PLAN = Plan(2, 0.2, evaluate_every=1)
@@ -205,3 +205,9 @@ def test_dropout_is_the_probes_own_and_leaves_the_global_generator_alone(ends: l
 def test_clients_without_test_samples_of_their_own_are_refused():
     with pytest.raises(FedlibError, match="probes: adapted needs test samples of each client; set test_share above 0"):
         tiny.experiment(probes=("adapted",), test_share=0.0)
+
+
+def test_further_work_that_diverges_is_told_as_the_probes():
+    fed, now = federation(), run(FedAvg(), probed=False)
+    with pytest.raises(NotFinite, match=r"probe adapted, further local work of client 0: .*lower lr"):
+        adapted(crowd_of(FedAvg(), now, 1.0e30, fed), fed)

@@ -52,6 +52,13 @@ def test_at_its_ends_it_is_the_least_on_the_simplex_or_the_clients_shares():
     assert shortest(D @ D.T, lam0, 0.0).tolist() == lam0.tolist()
 
 
+def test_without_leeway_the_shares_are_taken_as_they_are_even_if_they_do_not_quite_sum_to_one():
+    n = np.array([54, 26, 51, 20, 38])
+    lam0 = n / n.sum()
+    assert lam0.sum() != 1.0
+    assert shortest(np.eye(5), lam0, 0.0).tolist() == lam0.tolist()
+
+
 @pytest.mark.parametrize(("eps", "first"), [(0.0, 0.75), (0.1, 0.65), (0.25, 0.5), (1.0, 0.5)])
 def test_two_clients_come_as_near_to_equal_weights_as_eps_lets_them(eps: float, first: float):
     """For two directions of length 1 the least combination is the half of each, at any angle below 180 degrees."""

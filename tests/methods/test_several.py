@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from fedlib.checks import FedlibError
 from fedlib.data.federation import Client, Federation, Samples
 from fedlib.engines import Assignment, Processes, Serial, Site, one_thread, perform
+from fedlib.experiment import make_experiment
+from fedlib.methods import known, make
 from fedlib.methods.fedavg import FedAvg
 from fedlib.methods.fedper import FedPer
 from fedlib.methods.method import Method, Server, State, Task, Upload, Work, initial_state
@@ -321,3 +323,16 @@ def test_dropout_gives_the_same_bits_serially_and_in_processes():
     finally:
         engine.close()
     assert tiny.same_snapshots(alone, spread)
+
+
+@pytest.mark.parametrize("name", ["Several", "Prototyped"])
+def test_base_classes_are_no_methods(name: str):
+    assert name not in known()
+    with pytest.raises(FedlibError, match=f"method: '{name}' is unknown"):
+        make(name)
+
+
+@pytest.mark.parametrize("name", ["FedFew", "IFCA", "CFL", "LocalOnly", "APFL", "FedAMP", "FedMTL", "FedSoft"])
+def test_networks_of_their_own_are_not_averaged_over_a_domain(name: str):
+    with pytest.raises(FedlibError, match=f"those of {name} are networks of their own; set test_share above 0"):
+        make_experiment(make(name), rounds=2, lr=0.1, test_share=0.0, validation_share=0.1)
