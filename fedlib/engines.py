@@ -17,10 +17,8 @@ import torch
 from torch import nn
 
 from fedlib.checks import FedlibError
-from fedlib.data.federation import Samples
-from fedlib.methods.method import Method, State, Task, Upload, Work
+from fedlib.methods.method import Site, State, Upload, Work
 from fedlib.streams import derive, torch_stream
-from fedlib.training import Local
 
 
 class ClientError(FedlibError):
@@ -36,16 +34,6 @@ class Assignment:
     memory: State
     lr: float
     round: int
-
-
-@dataclass(frozen=True)
-class Site:
-    """What does not change between rounds: method, task, local training, every client's training samples."""
-
-    method: Method
-    task: Task
-    local: Local
-    train: tuple[Samples, ...]
 
 
 def perform(site: Site, model: nn.Module, given: Assignment) -> Upload:

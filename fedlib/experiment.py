@@ -14,9 +14,11 @@ import torch
 
 from fedlib import models
 from fedlib.checks import FedlibError, check_keys, check_number, whole_as_float
+from fedlib.data import drift as drifts
 from fedlib.data import partition as partitions
 from fedlib.data import shift as shifts
 from fedlib.data import vision
+from fedlib.data.drifting import make_drifting
 from fedlib.data.federation import Federation, make_federation
 from fedlib.data.pool import Pool
 from fedlib.methods.feddrm import FedDRM
@@ -33,8 +35,10 @@ class Experiment:
 
     data, samples: the data set's name, and how many of its images, or texts, to draw (None: all).
     clients, partition, shift: m, and the specs of data.partition and data.shift.
+    drift: the spec of data.drift, which then divides the samples in place of `partition`; None: no drift.
     test_share, validation_share: of each client's samples; validation is taken from the training part. test_share 0:
-        clients are trained on the official training part, and tested on the official test part, domain by domain.
+        clients are trained on the official training part, and tested on the official test part, domain by domain;
+        with drift, each on its share of it. With drift, test_share is of the whole data set.
     model: the spec of models.build. local, plan: what happens within and between rounds.
     probes: names of extra measurements (probes.PROBES) at every evaluated round.
     seed: of the partition, the initial network, the cohorts and the mini-batches.
@@ -47,6 +51,7 @@ class Experiment:
     clients: int = 8
     partition: Mapping[str, Any] = field(default_factory=lambda: {"name": "iid"})
     shift: Mapping[str, Any] | None = None
+    drift: Mapping[str, Any] | None = None
     test_share: float = 0.3
     validation_share: float = 0.0
     model: Mapping[str, Any] = field(default_factory=lambda: {"name": "small_cnn"})
@@ -72,6 +77,7 @@ class Experiment:
         check_number("validation_share", self.validation_share, least=0.0, below=1.0)
         partitions.check_spec(self.partition)
         shifts.check_spec(self.shift)
+        drifts.check_spec(self.drift, self.plan.rounds)
         models.check_spec(self.model)
         check_probes(self.probes)
         for t in range(1, self.plan.rounds + 1):
@@ -84,24 +90,29 @@ class Experiment:
         """What only several settings together can tell."""
         if "validation" in self.probes and self.validation_share == 0:
             raise FedlibError("probes: validation needs validation samples; set validation_share above 0, such as 0.1")
+        if "adapted" in self.probes and self.plan.schedule == "cosine":
+            raise FedlibError(
+                "probes: adapted trains on at the last round's rate, near zero on a cosine; set schedule: constant"
+            )
         if "drift" in self.probes and not isinstance(self.method, FedDRM):
             raise FedlibError(
                 f"probes: drift compares FedDRM's two losses; {type(self.method).__name__} has no client head"
             )
-        if self.test_share == 0:
+        self._check_drift()
+        if self.test_share == 0 and self.drift is None:
             own = [name for name in self.probes if name in ("adapted", "validation", "random_crop")]
             if own or self.shift:
                 what = f"probes: {own[0]}" if own else f"shift: {self.shift}"
                 raise FedlibError(f"{what} needs test samples of each client; set test_share above 0, such as 0.3")
-        if self.test_share == 0 and self.method.differs_by_client:
+        if self.test_share == 0 and self.drift is None and self.method.differs_by_client:
             raise FedlibError(
                 f"test_share: 0 tests a domain by the mean of its clients' models, but those of "
                 f"{type(self.method).__name__} are networks of their own; set test_share above 0, such as 0.3"
             )
         if self.method.needs_validation and self.validation_share == 0:
             raise FedlibError(
-                f"{type(self.method).__name__} chooses on validation samples; set validation_share above 0, such as "
-                "0.1, or selection: train"
+                f"{type(self.method).__name__} needs validation samples; set validation_share above 0, such as 0.1, "
+                "or, where it has that option, selection: train"
             )
         for client in self.plan.joins.keys() & self.plan.leaves.keys():
             if self.plan.joins[client] > self.plan.leaves[client]:
@@ -114,6 +125,17 @@ class Experiment:
             raise FedlibError(
                 f"shift 'standardise': {rows} rows for {self.clients} clients; give one a client, or one for all"
             )
+
+    def _check_drift(self) -> None:
+        """Drift decides by itself who has which samples, and how they look."""
+        if self.drift is None:
+            if "visitors" in self.probes:
+                raise FedlibError("probes: visitors are met under drift; give drift, or leave the probe out")
+            return
+        if self.partition != {"name": "iid"}:
+            raise FedlibError(f"partition: {dict(self.partition)}, but drift divides the samples itself; leave one out")
+        if self.shift is not None:
+            raise FedlibError(f"shift: {dict(self.shift)}, but drift decides how images look; leave one out")
 
     def description(self) -> dict[str, Any]:
         """Plain data, canonical: what the key is made of, and what experiment.json shows."""
@@ -129,6 +151,7 @@ class Experiment:
             "data": self.data,
             "partition": label(self.partition),
             "shift": label(self.shift),
+            "drift": label(self.drift),
             "model": self.model["name"],
             "clients": self.clients,
             "seed": self.seed,
@@ -139,7 +162,10 @@ class Experiment:
         pool, spec = vision.load(self.data), (self.clients, _frozen(self.partition), _frozen(self.shift), self.seed)
         if pool.words:
             self._check_texts()
-        return _federation(pool, *spec, self.samples, self.test_share, self.validation_share)
+        amounts = (self.samples, self.test_share, self.validation_share)
+        if self.drift is not None:
+            return _drifting(pool, self.clients, _frozen(self.drift), self.plan.rounds, self.seed, *amounts)
+        return _federation(pool, *spec, *amounts)
 
     def _check_texts(self) -> None:
         """What texts do not have: pixels."""
@@ -157,7 +183,8 @@ class Experiment:
         """Fingerprints of the modules that decide this run's result."""
         rooms = ["fedlib.rounds", models.module_of(self.model), *probe_modules(self.probes)]
         own = [cls.__module__ for cls in type(self.method).__mro__]
-        return fingerprints([*rooms, *own, "fedlib.data.federation"])
+        data = "fedlib.data.federation" if self.drift is None else "fedlib.data.drifting"
+        return fingerprints([*rooms, *own, data])
 
     def parts(self) -> dict[str, Any]:
         """Everything that the key is the hash of."""
@@ -225,3 +252,10 @@ def _federation(
     validation: float,
 ) -> Federation:
     return make_federation(pool, clients, json.loads(partition), json.loads(shift), seed, samples, test, validation)
+
+
+@lru_cache(maxsize=4)
+def _drifting(
+    pool: Pool, clients: int, drift: str, rounds: int, seed: int, samples: int | None, test: float, validation: float
+) -> Federation:
+    return make_drifting(pool, clients, json.loads(drift), rounds, seed, samples, test, validation)

@@ -25,13 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlib.data.federation import Federation, Samples
+from fedlib.data.federation import Federation
 from fedlib.data.shift import random_resized_crop
-from fedlib.engines import Site
-from fedlib.methods.method import Method, Server, State
+from fedlib.forward import CHUNK, accuracy
+from fedlib.methods.method import Method, Server, Site, State
 from fedlib.training import prepare
-
-CHUNK = 500
 
 
 class Row(NamedTuple):
@@ -175,15 +173,6 @@ class Crowd:
         return self._logits_under(self.server.weights)
 
 
-def accuracy(model: nn.Module, samples: Samples, class_logits: Callable[[Any], Tensor]) -> Tensor:
-    """Top-1 (), 0 to 1, in evaluation mode; class_logits: see Method."""
-    model.eval()
-    right = torch.zeros((), device=samples.labels.device)
-    for x, y in zip(samples.images.split(CHUNK), samples.labels.split(CHUNK), strict=True):
-        right += (class_logits(model(prepare(x))).argmax(-1) == y).sum()
-    return right / len(samples)
-
-
 def _mean(tensors: Sequence[Tensor]) -> Tensor:
     """The plain mean, in float64, in the type of the tensors."""
     return torch.stack([tensor.double() for tensor in tensors]).mean(0).to(tensors[0].dtype)
@@ -241,9 +230,9 @@ def local(crowd: Crowd, moment: str) -> list[Row]:
             add(f"system@pooled{suffix}", (answer.labels == truth).float().mean())
             if answer.origin is not None:
                 add(f"router@pooled{suffix}", shares @ per_client(answer.origin == origin))
-        for i, accuracy in enumerate(per_client(answer.labels == truth)):
-            add(f"system@pooled[{rule}]", accuracy, i)
+        for i, value in enumerate(per_client(answer.labels == truth)):
+            add(f"system@pooled[{rule}]", value, i)
         if answer.origin is not None:
-            for i, accuracy in enumerate(per_client(answer.origin == origin)):
-                add(f"router@pooled[{rule}]", accuracy, i)
+            for i, value in enumerate(per_client(answer.origin == origin)):
+                add(f"router@pooled[{rule}]", value, i)
     return rows

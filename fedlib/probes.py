@@ -12,8 +12,10 @@ PROBES = {
     "adapted": "fedlib.analysis.adaptation:adapted",
     "drift": "fedlib.analysis.gradients:drift",
     "few_for_many": "fedlib.analysis.few_for_many:few_for_many",
+    "mapping": "fedlib.analysis.mapping:mapping",
     "random_crop": "fedlib.analysis.random_crop:random_crop",
     "validation": "fedlib.analysis.validation:validation",
+    "visitors": "fedlib.analysis.visitors:visitors",
 }
 
 

@@ -12,10 +12,10 @@ from torch import nn
 
 from fedlib.checks import FedlibError, check_choice, check_number, whole_as_float
 from fedlib.data.federation import Federation
-from fedlib.engines import Assignment, Engine, Site, one_thread
-from fedlib.methods.method import Method, Server, State, Task, Upload, initial_state
+from fedlib.engines import Assignment, Engine, one_thread
+from fedlib.methods.method import Method, Server, Site, State, Task, Upload, initial_state
 from fedlib.metrics import Crowd, Row, evaluate
-from fedlib.streams import numpy_stream
+from fedlib.streams import numpy_stream, torch_stream
 from fedlib.training import Local
 
 Probe = Callable[[Crowd, Federation], list[Row]]
@@ -125,21 +125,48 @@ def federate(
         device = federation.clients[0].train.labels.device
         model = model.to(device)
         now = resume or Snapshot(server, memories).to(device)
-        site = Site(method, task, local, tuple(client.train for client in federation.clients))
+        site = Site(method, task, local, ())
+        before: Federation | None = None
         takes_part = cohorts(task.seed, task.clients, plan)
         for t in range(now.server.round + 1, plan.rounds + 1):
-            step(site, model, now, engine, takes_part[t - 1], plan.rate(t))
+            here = federation.at(t)
+            if here is not before:
+                site, before = replace(site, train=tuple(client.train for client in here.clients)), here
+            told = listen(site, model, now, here, takes_part[t - 1])
+            step(site, model, now, engine, takes_part[t - 1], plan.rate(t), told)
             if plan.due(t):
-                now.history += judge(site, model, now, federation, plan, probes)
+                now.history += judge(site, model, now, here, plan, probes)
             if after_round is not None:
                 after_round(now)
         return now
 
 
-def step(site: Site, model: nn.Module, now: Snapshot, engine: Engine, cohort: list[int], lr: float) -> None:
-    """One round: broadcast to the cohort, client work, aggregation as uploads arrive."""
+def listen(site: Site, model: nn.Module, now: Snapshot, federation: Federation, cohort: list[int]) -> int:
+    """The cohort reports and the server takes note, before anything is sent. Returns the bytes that went up."""
+    method, t = site.method, now.server.round + 1
+    reports: dict[int, State] = {}
+    stage = "report"
+    try:
+        for i in cohort:
+            stage = f"client {i}, report"
+            stream = torch_stream(site.task.seed, "report", t, i)
+            reports[i] = method.report(now.server, model, federation.clients[i], now.memories[i], stream)
+        stage = "receive"
+        now.server = method.receive(now.server, reports)
+    except Exception as error:
+        raise FedlibError(f"{type(method).__name__}, round {t}, {stage}: {type(error).__name__}: {error}") from error
+    return sum(size(report) for report in reports.values())
+
+
+def step(
+    site: Site, model: nn.Module, now: Snapshot, engine: Engine, cohort: list[int], lr: float, told: int = 0
+) -> None:
+    """One round: broadcast to the cohort, client work, aggregation as uploads arrive.
+
+    told: bytes that have gone up already, in reports.
+    """
     t = now.server.round + 1
-    down, up = 0, 0
+    down, up = 0, told
     losses: list[tuple[int, dict[str, float]]] = []
 
     def given() -> Iterator[Assignment]:

@@ -30,11 +30,12 @@ from torch import Tensor, nn
 from fedlib import methods, store
 from fedlib.checks import FedlibError
 from fedlib.data.shift import Appearance, apply
+from fedlib.forward import CHUNK
 from fedlib.methods.feddrm import FedDRM, sent_to
-from fedlib.methods.method import State, Task, first_argmax
-from fedlib.metrics import CHUNK
+from fedlib.methods.method import State, Task
 from fedlib.runs import Run
 from fedlib.training import prepare
+from fedlib.votes import first_argmax
 
 FORMAT = 1
 HEAD = ("head.weight", "head.bias")

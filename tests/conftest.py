@@ -45,6 +45,14 @@ class Project:
         return path
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_installed_data() -> Iterator[None]:
+    """No data set that Debian's packages installed is seen: what tests list is the same on every machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedlib.data.official.SYSTEM", Path("/nowhere"))
+        yield
+
+
 @pytest.fixture
 def data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty data root, and no download, whatever the environment says."""

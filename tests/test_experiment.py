@@ -200,6 +200,7 @@ def test_columns_name_a_run():
         "data": "digits",
         "partition": "dirichlet-0.3",
         "shift": "none",
+        "drift": "none",
         "model": "small_cnn",
         "clients": 3,
         "seed": 4,

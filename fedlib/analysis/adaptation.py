@@ -20,10 +20,9 @@ from fedlib.training import Batch, NotFinite, Terms, batches, sgd
 def adapted(crowd: Crowd, federation: Federation) -> list[Row]:
     """The probe: adapted@local. Every client takes E more steps of SGD on the cross-entropy, from its own model.
 
-    The steps are those of the round that follows, at the rate of this round: give `schedule: constant`, for on a cosine
-    the rate is near zero in the end, and nothing moves.
-    Where there are several models for all, it takes them from each, over mini-batches of its own, and chooses among
-    the trained ones.
+    The steps are those of the round that follows, at the rate of this round (Experiment refuses a cosine, on which that
+    ends near zero). Where there are several models for all, it takes them from each, over mini-batches of its own, and
+    chooses among the trained ones.
     """
     method = crowd.method
     accuracies = []

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedlib.analysis.routing import crowd_of
 from fedlib.checks import FedlibError, check_choice
-from fedlib.methods.several import CHUNK, Several
+from fedlib.forward import CHUNK
+from fedlib.methods.several import Several
 from fedlib.runs import Run
 from fedlib.training import prepare
 

@@ -11,9 +11,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedlib.checks import FedlibError, check_number
-from fedlib.engines import Serial, Site, one_thread
+from fedlib.engines import Serial, one_thread
 from fedlib.experiment import Experiment, device
-from fedlib.methods.method import Method, Task, initial_state
+from fedlib.methods.method import Method, Site, Task, initial_state
 from fedlib.rounds import Snapshot, size, step
 
 

@@ -21,8 +21,8 @@ from fedlib.checks import FedlibError, check_choice, check_number
 from fedlib.data.federation import Federation, Samples
 from fedlib.data.pool import Pool
 from fedlib.experiment import Experiment
+from fedlib.forward import CHUNK
 from fedlib.methods.f2dc import CalibratedNetwork, Parts
-from fedlib.metrics import CHUNK
 from fedlib.runs import Run
 from fedlib.runs import run as kept
 from fedlib.streams import numpy_stream, torch_stream

@@ -25,11 +25,13 @@ from fedlib.analysis.validation import held_out
 from fedlib.checks import FedlibError, check_choice, check_number
 from fedlib.data.shift import Appearance
 from fedlib.experiment import Experiment, device
+from fedlib.forward import CHUNK
 from fedlib.methods.feddrm import FedDRM
-from fedlib.methods.method import Answer, first_argmax, initial_state, majority_vote, mean_softmax
-from fedlib.metrics import CHUNK, Crowd
+from fedlib.methods.method import Answer, initial_state
+from fedlib.metrics import Crowd
 from fedlib.runs import Run
 from fedlib.training import prepare
+from fedlib.votes import first_argmax, majority_vote, mean_softmax
 
 ROUTERS = ("density router", "posterior router")
 HEADS = "mean of all heads"

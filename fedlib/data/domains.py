@@ -92,6 +92,25 @@ FOLDERS: Mapping[str, Layout] = {
 }
 """Sets of domains in folders: those of F²DC (spec, 3.1 and 3.2), Office-Home, and the digits that COMBINED asks for."""
 
+FIRST: Mapping[str, str] = {"office_home": "20"}
+"""Sets of which "<name>:<n>" takes the first n classes alone, in folders those first in the alphabet: Office-Home's
+labels 0 to 19 (FEROMA spec, 3.5)."""
+
+
+def first_classes(pool: Pool, name: str, count: int) -> Pool:
+    """The samples of the first `count` classes of `pool`, as the data set `name`; each keeps its split and domain.
+
+    Raises FedlibError for fewer classes.
+    """
+    if len(pool.classes) < count:
+        raise FedlibError(
+            f"data set {name!r}: {pool.name} has {len(pool.classes)} classes; take all of it, {pool.name!r}"
+        )
+    kept = np.flatnonzero(pool.labels < count)
+    home = None if pool.domains is None else pool.domains[kept]
+    labels, split = pool.labels[kept], pool.split[kept]
+    return Pool(name, pool.images[kept], labels, pool.classes[:count], split, labels, home, pool.domain_names)
+
 
 class Member(NamedTuple):
     """One domain's images, uint8 (n, 3, SIDE, SIDE), with their labels and split, each (n,)."""

@@ -38,6 +38,7 @@ class Client:
     """One client's own samples. `validation` is empty unless a share of the training part was asked for.
 
     domain: index of the one domain that all its samples come from; -1: several, or the data set has none.
+    distribution: index into Federation.distributions of what its samples are drawn from now; -1: unknown.
     """
 
     index: int
@@ -45,11 +46,30 @@ class Client:
     validation: Samples
     test: Samples
     domain: int = -1
+    distribution: int = -1
 
     def to(self, device: torch.device) -> Client:
         return replace(
             self, train=self.train.to(device), validation=self.validation.to(device), test=self.test.to(device)
         )
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """A client that is met at test time alone (FEROMA spec, 1.7).
+
+    samples: what is scored; a method may look at the images, never at the labels.
+    few: labelled samples that a method may look at, and that are not scored; possibly empty.
+    distribution: index into Federation.distributions.
+    """
+
+    index: int
+    samples: Samples
+    few: Samples
+    distribution: int
+
+    def to(self, device: torch.device) -> Visitor:
+        return replace(self, samples=self.samples.to(device), few=self.few.to(device))
 
 
 @dataclass(frozen=True)
@@ -59,6 +79,8 @@ class Federation:
     shape: of a sample, as Pool has it: (3, H, W), or (V, L) of texts.
     central: the official test part, one entry a domain (a single one where the data set has no domains); empty when
     the clients keep test samples of their own.
+    visitors: clients that are met at test time alone.
+    distributions: what samples may be drawn from, where that is known; clients and visitors name theirs by index.
     """
 
     name: str
@@ -66,6 +88,12 @@ class Federation:
     classes: tuple[str, ...]
     shape: tuple[int, ...]
     central: Mapping[str, Samples] = field(default_factory=dict)
+    visitors: tuple[Visitor, ...] = ()
+    distributions: tuple[Any, ...] = ()
+
+    def at(self, round: int) -> Federation:
+        """The clients with their samples of this round, counted from 1; here they are the same in every round."""
+        return self
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -95,7 +123,8 @@ class Federation:
     def to(self, device: torch.device) -> Federation:
         clients = tuple(client.to(device) for client in self.clients)
         central = {name: samples.to(device) for name, samples in self.central.items()}
-        return replace(self, clients=clients, central=central)
+        visitors = tuple(visitor.to(device) for visitor in self.visitors)
+        return replace(self, clients=clients, central=central, visitors=visitors)
 
 
 def _samples(pool: Pool, index: np.ndarray, look: shifts.Appearance) -> Samples:

@@ -1,4 +1,4 @@
-"""Image data sets as torchvision lays them out, and downloads them."""
+"""Image data sets as torchvision lays them out, and downloads them; Fashion-MNIST also as Debian installs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedlib.checks import FedlibError
-from fedlib.data import packs
+from fedlib.data import idx, packs
 from fedlib.data.cifar import SUPERCLASSES, superclass_of
 from fedlib.data.domains import DIGITS
 from fedlib.data.pool import Pool
@@ -18,22 +18,39 @@ from fedlib.data.pool import Pool
 
 @dataclass(frozen=True)
 class Official:
-    """One of torchvision's data sets: its class there, a file or folder that shows it is present, its full size."""
+    """One of torchvision's data sets: its class there, a file or folder that shows it is present, its full size.
+
+    compressed: the folder, under the data root or SYSTEM, that may have its four files as .gz, where Debian's package
+    dataset-<compressed> puts them; empty where there is no such package.
+    """
 
     dataset: str
     marker: str
     images: int
     classes: int
+    compressed: str = ""
 
 
 OFFICIAL: Mapping[str, Official] = {
     "cifar10": Official("CIFAR10", "cifar-10-batches-py", 60_000, 10),
     "cifar100": Official("CIFAR100", "cifar-100-python", 60_000, 100),
     "mnist": Official("MNIST", "MNIST/raw/train-images-idx3-ubyte", 70_000, 10),
-    "fashion_mnist": Official("FashionMNIST", "FashionMNIST/raw/train-images-idx3-ubyte", 70_000, 10),
+    "fashion_mnist": Official(
+        "FashionMNIST", "FashionMNIST/raw/train-images-idx3-ubyte", 70_000, 10, compressed="fashion-mnist"
+    ),
     "svhn": Official("SVHN", "train_32x32.mat", 99_289, 10),
     "usps": Official("USPS", "usps.bz2", 9_298, 10),
 }
+
+SYSTEM = Path("/usr/share/datasets")
+"""Where Debian's packages put data sets."""
+
+
+def places(stem: str, root: Path) -> list[Path]:
+    """Where the set may lie, the first that exists being taken: torchvision's layout, .gz files there and in SYSTEM."""
+    known = OFFICIAL[stem]
+    folders = [home / known.compressed for home in (root, SYSTEM)] if known.compressed else []
+    return [root / known.marker, *(folder / idx.FIRST for folder in folders)]
 
 
 def parts_of(stem: str, root: Path, download: bool) -> list[Any]:
@@ -57,11 +74,17 @@ def parts_of(stem: str, root: Path, download: bool) -> list[Any]:
         ) from error
 
 
-def read(name: str, stem: str, coarse: bool, root: Path) -> Pool:
-    """The set `stem` of OFFICIAL as the data set `name`, with its coarse labels or without."""
+def _unzipped(stem: str, folder: Path) -> list[Any]:
+    from torchvision import datasets
+
+    return idx.parts_of(folder, getattr(datasets, OFFICIAL[stem].dataset).classes)
+
+
+def read(name: str, stem: str, coarse: bool, root: Path, path: Path) -> Pool:
+    """The set `stem` of OFFICIAL, which lies at `path` of `places`, as the data set `name`; coarse: its labels."""
     if coarse and stem != "cifar100":
         raise FedlibError(f"data set {name!r}: {stem} has no coarse labels; cifar100 has")
-    parts = parts_of(stem, root, download=False)
+    parts = _unzipped(stem, path.parent) if path.name == idx.FIRST else parts_of(stem, root, download=False)
     images = np.concatenate([np.asarray(part.data) for part in parts])
     targets = [np.asarray(part.labels if stem == "svhn" else part.targets) for part in parts]
     fine = labels = np.concatenate(targets).astype(np.int64)
@@ -73,4 +96,4 @@ def read(name: str, stem: str, coarse: bool, root: Path) -> Pool:
     try:
         return Pool(name, planes, labels, classes, split, fine)
     except FedlibError as error:
-        raise FedlibError(f"{root / OFFICIAL[stem].marker}: {error}") from error
+        raise FedlibError(f"{path}: {error}") from error

@@ -49,7 +49,11 @@ FOLDERS: Mapping[str, Layout] = {
 """What is known of sets in folders: FedDRM's RETINA (spec, 3.4), sets of domains, and Kvasir. Any other is read by the
 defaults of Layout."""
 
-ALIASES: Mapping[str, str] = {"cifar20": "cifar100:coarse", "tiny-imagenet-200": "tiny_imagenet"}
+ALIASES: Mapping[str, str] = {
+    "cifar20": "cifar100:coarse",
+    "fashion-mnist": "fashion_mnist",
+    "tiny-imagenet-200": "tiny_imagenet",
+}
 
 
 class Available(NamedTuple):
@@ -72,7 +76,8 @@ def _parse(name: str) -> tuple[str, str]:
     """The stem of a data set's name and its suffix, "" for none: "cifar20" -> ("cifar100", "coarse")."""
     stem, colon, suffix = ALIASES.get(name, str(name)).partition(":")
     if colon:
-        check_choice(f"data set {name!r}: suffix", suffix, ["small" if stem in COMBINED else "coarse"])
+        valid = "small" if stem in COMBINED else domains.FIRST.get(stem, "coarse")
+        check_choice(f"data set {name!r}: suffix", suffix, [valid])
     if not stem or Path(stem).name != stem:
         raise FedlibError(f"data set {name!r} is not a plain name; give a file's stem, and its folder as the data root")
     return stem, suffix
@@ -81,24 +86,20 @@ def _parse(name: str) -> tuple[str, str]:
 def find(name: str, root: str | Path | None = None) -> Path | None:
     """Where `name` lies under the data root: its pack <root>/<stem>.npz, else its official layout or its folder.
 
-    A set of texts lies where text.SETS says.
+    A set of texts lies where text.SETS says; Fashion-MNIST may also lie where Debian installs it, outside the root.
     """
     stem, _ = _parse(name)
     folder = data_root(root)
     if stem in text.SETS:
         place = folder / text.SETS[stem]
         return place if place.exists() else None
-    pack, other = folder / f"{stem}.npz", folder / _home(stem)
+    pack = folder / f"{stem}.npz"
     if pack.exists():
         return pack
-    return other if other.is_dir() or (stem in OFFICIAL and other.exists()) else None
-
-
-def _home(stem: str) -> str:
-    """Where in the data root a set of images would lie that is no pack."""
     if stem in OFFICIAL:
-        return OFFICIAL[stem].marker
-    return LAYOUTS[stem].folder if stem in LAYOUTS else stem
+        return next((path for path in official.places(stem, folder) if path.exists()), None)
+    other = folder / (LAYOUTS[stem].folder if stem in LAYOUTS else stem)
+    return other if other.is_dir() else None
 
 
 def load(name: str, root: str | Path | None = None, download: bool | None = None) -> Pool:
@@ -106,7 +107,8 @@ def load(name: str, root: str | Path | None = None, download: bool | None = None
     or set of folders.
 
     "<name>:coarse" takes the coarse labels and leaves partitions to the fine ones; "cifar20" is "cifar100:coarse".
-    "<name>:small" takes at most domains.SMALL images of each member of a combined set.
+    "<name>:small" takes at most domains.SMALL images of each member of a combined set; "office_home:20" takes the
+    first 20 classes alone (domains.FIRST).
     root: see `data_root`. A pack goes before torchvision's layout and before folders.
     download: let torchvision fetch what is missing; None asks the variable FEDLIB_DOWNLOAD (1: yes).
 
@@ -173,10 +175,12 @@ def _combined_kept(name: str, root: Path, places: tuple[Place | None, ...]) -> P
 def _read(name: str, root: Path, path: Path) -> Pool:
     """The data set `name`, which lies at `path` under the data root."""
     stem, suffix = _parse(name)
+    if stem in domains.FIRST and suffix:
+        return domains.first_classes(_read(stem, root, path), name, int(suffix))
     if path.suffix == ".npz":
         return packs.read(path, name, bool(suffix))
     if stem in OFFICIAL:
-        return official.read(name, stem, bool(suffix), root)
+        return official.read(name, stem, bool(suffix), root, path)
     if suffix:
         raise FedlibError(f"data set {name!r}: {path} has no coarse labels; take {stem!r}")
     if stem in text.SETS:
@@ -193,8 +197,11 @@ def _missing(name: str, stem: str, root: Path) -> FedlibError:
     looked = [str(root / f"{stem}.npz")]
     ways = ["put a pack there (format: fedlib.data.packs)", "name another folder by --data or FEDLIB_DATA"]
     if stem in OFFICIAL:
-        looked.append(f"{root / OFFICIAL[stem].marker} (torchvision's layout)")
+        theirs, *others = official.places(stem, root)
+        looked += [f"{theirs} (torchvision's layout)", *map(str, others)]
         ways.insert(0, "set FEDLIB_DOWNLOAD=1 to let torchvision download it")
+        if others:
+            ways.insert(0, f"install Debian's package dataset-{OFFICIAL[stem].compressed}")
     elif stem in LAYOUTS:
         own = LAYOUTS[stem]
         looked.append(f"{root / own.folder} (folder)")

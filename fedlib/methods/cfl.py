@@ -49,11 +49,15 @@ class CFL(Method):
     waits for 20 rounds.
 
     eps1, eps2: in units of the parameters; they scale with lr and E. The defaults are the implementation's.
+    relative: eps1 and eps2 are fractions of || sum_i p_i D_i || and max_i || D_i || of the first round, over all its
+        clients (kept in the server's memory as first_norms): the same rule for any model, lr and E. The paper, too,
+        advises thresholds from the course of the norms, and none from accuracy.
     """
 
     eps1: float = hyper(0.4, least=0.0)
     eps2: float = hyper(1.6, least=0.0)
     gamma_max: float = hyper(0.0, least=0.0, below=1.0)
+    relative: bool = False
 
     @property
     def differs_by_client(self) -> bool:
@@ -63,10 +67,14 @@ class CFL(Method):
         return {f"0/{name}": tensor for name, tensor in super().begin(model, task).items()}
 
     def remember(self, task: Task) -> State:
-        return super().remember(task) | {"membership": torch.zeros(task.clients, dtype=torch.int64)}
+        kept = super().remember(task) | {"membership": torch.zeros(task.clients, dtype=torch.int64)}
+        return kept | {"first_norms": torch.zeros(2, dtype=torch.float64)} if self.relative else kept
 
     def broadcast(self, server: Server, client: int, memory: State) -> State:
         return models(server.weights)[int(server.memory["membership"][client])]
+
+    def served(self, server: Server) -> list[State]:
+        return models(server.weights)
 
     def personal_model(self, server: Server, client: int, memory: State) -> State:
         theta_c = self.broadcast(server, client, memory)
@@ -75,9 +83,10 @@ class CFL(Method):
     def aggregate(self, server: Server, uploads: Iterable[Upload]) -> Server:
         sent = sorted(uploads, key=lambda upload: upload.client)  # the same bits in any order of arrival
         theta, membership = models(server.weights), server.memory["membership"].tolist()
+        unit = self.unit(server, sent)
         for k in range(len(theta)):
             members = [upload for upload in sent if membership[upload.client] == k]
-            leaving = self.leaving(theta[k], members, [self.weight(server, upload) for upload in members])
+            leaving = self.leaving(theta[k], members, [self.weight(server, upload) for upload in members], unit)
             if leaving:
                 for client in leaving:
                     membership[client] = len(theta)
@@ -85,14 +94,28 @@ class CFL(Method):
         start = {f"{k}/{name}": tensor for k, theta_c in enumerate(theta) for name, tensor in theta_c.items()}
         parts = ((membership[upload.client], self.weight(server, upload), upload.weights) for upload in sent)
         known = torch.tensor(membership, device=server.memory["membership"].device)
-        return Server(cluster_means(start, parts), server.round + 1, server.memory | {"membership": known})
+        memory = server.memory | {"membership": known}
+        if self.relative:
+            memory["first_norms"] = torch.tensor(unit, dtype=torch.float64, device=known.device)
+        return Server(cluster_means(start, parts), server.round + 1, memory)
 
-    def leaving(self, theta: State, members: Sequence[Upload], weights: Sequence[float]) -> list[int]:
+    def unit(self, server: Server, sent: Sequence[Upload]) -> tuple[float, float]:
+        """What eps1 and eps2 are multiples of: (1, 1), or the norms of the first round."""
+        if not self.relative:
+            return 1.0, 1.0
+        if server.round > 0:
+            mean, largest = server.memory["first_norms"].tolist()
+            return mean, largest
+        return norms(models(server.weights)[0], sent, [self.weight(server, upload) for upload in sent])
+
+    def leaving(
+        self, theta: State, members: Sequence[Upload], weights: Sequence[float], unit: tuple[float, float] = (1.0, 1.0)
+    ) -> list[int]:
         """The clients of the smaller part of a cluster that is to be split, else none."""
         if len(members) < 2:
             return []
         mean, largest = norms(theta, members, weights)
-        if mean >= self.eps1 or largest <= self.eps2:
+        if mean >= self.eps1 * unit[0] or largest <= self.eps2 * unit[1]:
             return []
         cosine = cosines(theta, members)
         c1, c2 = bipartition(cosine)

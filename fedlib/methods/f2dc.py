@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlib.checks import FedlibError, check_choice
-from fedlib.methods.method import Method, Server, State, Task, Upload, Work, first_argmax, hyper
+from fedlib.methods.method import Method, Server, State, Task, Upload, Work, hyper
 from fedlib.models.network import Network
 from fedlib.training import Batch, Terms
+from fedlib.votes import first_argmax
 
 MODULES = ("decoupler.", "corrector.", "auxiliary.")
 READINGS = ("classes", "sizes", "domains")

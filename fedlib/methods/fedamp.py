@@ -77,8 +77,7 @@ class FedAMP(LocalOnly):
         return terms | {"total": terms["total"] + 0.5 * self.lam / self.step * distance}
 
     def upload(self, work: Work, losses: dict[str, float]) -> Upload:
-        kept = super().upload(work, losses)
-        return replace(kept, extra={name: kept.memory[name] for name, _ in work.model.named_parameters()})
+        return with_model(super().upload(work, losses), work.model)
 
     def aggregate(self, server: Server, uploads: Iterable[Upload]) -> Server:
         memory = remembered(server.memory, uploads)
@@ -87,6 +86,11 @@ class FedAMP(LocalOnly):
         index = torch.tensor(clients, device=xi.device)
         xi[index[:, None], index] = attention(squared_distances(models), self.sigma, self.step)
         return Server(server.weights, server.round + 1, memory | {"xi": xi})
+
+
+def with_model(kept: Upload, model: nn.Module) -> Upload:
+    """The upload of a client that keeps its model, and sends a copy of its parameters."""
+    return replace(kept, extra={name: kept.memory[name] for name, _ in model.named_parameters()})
 
 
 def remembered(memory: State, uploads: Iterable[Upload]) -> State:

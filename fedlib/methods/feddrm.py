@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlib.methods.method import Answer, Crowd, Method, Task, Work, first_argmax, hyper, majority_vote
+from fedlib.methods.method import Answer, Crowd, Method, Task, Work, hyper
 from fedlib.models.network import Network
 from fedlib.training import Batch, Terms
+from fedlib.votes import first_argmax, majority_vote
 
 
 class DensityRatioNetwork(nn.Module):

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from fedlib.checks import check_choice
-from fedlib.methods.method import Server, State, Task, Upload, Work, everything, hyper
-from fedlib.methods.several import Several, mean_loss, models
+from fedlib.forward import mean_loss
+from fedlib.methods.method import Server, State, Task, Upload, Work, as_like, everything, hyper
+from fedlib.methods.several import Several, models
 from fedlib.models.network import is_statistic
 from fedlib.training import Batch, NotFinite, Terms, only, sgd
 
@@ -124,9 +125,9 @@ class FedFew(Several):
         L: list[Tensor] = []
         terms: list[dict[str, float]] = []
         for k, theta in enumerate(self.given(work.message, work.memory)):
-            if self.probe == "received":
-                L.append(mean_loss(work.model, theta, work.samples, self.class_logits))
             work.model.load_state_dict(theta)
+            if self.probe == "received":
+                L.append(mean_loss(work.model, work.samples, self.class_logits))
             means, running = self.descend_noting(work)
             if self.probe == "running":
                 L.append(running)
@@ -210,4 +211,4 @@ def moved(theta: Tensor, sent: Sequence[Tensor], p: Sequence[float]) -> Tensor:
     for theta_i, p_i in zip(sent, p, strict=True):
         total.add_(theta_i.double().sub_(start), alpha=p_i)
     total.add_(start)
-    return (total if theta.is_floating_point() else total.round()).to(theta.dtype)
+    return as_like(theta, total)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedlib.methods.method import Method, Server, State, Task, Upload, Work, hyper
+from fedlib.methods.method import Method, Server, State, Task, Upload, Work, as_like, hyper
 
 OWN = "consistency/"
 KEPT = "kept/"
@@ -136,5 +136,4 @@ def masked_mean(name: str, theta: Tensor, uploads: list[Upload], p: list[float])
             M = torch.ones_like(theta, dtype=torch.bool) if packed is None else mask(packed, theta.shape)
             total.add_(upload.weights[name] * M, alpha=p_k)
             weight.add_(M, alpha=p_k)
-    mean = torch.where(weight > 0, total / weight, theta.double())
-    return (mean if theta.is_floating_point() else mean.round()).to(theta.dtype)
+    return as_like(theta, torch.where(weight > 0, total / weight, theta.double()))

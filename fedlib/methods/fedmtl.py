@@ -6,13 +6,13 @@ Smith, Chiang, Sanjabi, Talwalkar: Federated Multi-Task Learning, NeurIPS 2017 (
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from fedlib.checks import check_choice
-from fedlib.methods.fedamp import combined, gram, known_models, remembered
+from fedlib.methods.fedamp import combined, gram, known_models, remembered, with_model
 from fedlib.methods.local_only import LocalOnly
 from fedlib.methods.method import Server, State, Task, Upload, Work, hyper
 from fedlib.training import Batch, Terms
@@ -84,8 +84,7 @@ class FedMTL(LocalOnly):
         return terms | {"total": terms["total"] + self.lam * u[PULL] * distance}
 
     def upload(self, work: Work, losses: dict[str, float]) -> Upload:
-        kept = super().upload(work, losses)
-        return replace(kept, extra={name: kept.memory[name] for name, _ in work.model.named_parameters()})
+        return with_model(super().upload(work, losses), work.model)
 
     def aggregate(self, server: Server, uploads: Iterable[Upload]) -> Server:
         memory = remembered(server.memory, uploads)

@@ -16,12 +16,11 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from fedlib.data.federation import Samples
+from fedlib.forward import CHUNK
 from fedlib.methods.fedrep import FedRep
 from fedlib.methods.method import Server, State, Upload, Work, hyper, weighted_mean
 from fedlib.models.network import Network
 from fedlib.training import Batch, Terms, prepare
-
-CHUNK = 500
 
 
 @dataclass(frozen=True)
@@ -52,10 +51,6 @@ class FedPAC(FedRep):
     def broadcast(self, server: Server, client: int, memory: State) -> State:
         centroids = {name: server.memory[name] for name in ("centroids", "counts") if name in server.memory}
         return server.weights | combined_head(server, client) | centroids
-
-    def start(self, work: Work) -> None:
-        given = work.message | work.memory
-        work.model.load_state_dict({name: given[name] for name in work.model.state_dict()})
 
     def loss(self, model: nn.Module, batch: Batch, work: Work) -> Terms:
         f = features(model, batch.x)

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlib.data.federation import Samples
+from fedlib.forward import CHUNK
 from fedlib.methods.method import Method, Server, State, Task, Upload, Work, hyper
 from fedlib.streams import torch_stream
 from fedlib.training import Batch, Terms, prepare
 
-CHUNK = 500
 OWN = ("anchors", "gap")
 """What travels and is no part of the network."""
 

@@ -12,10 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedlib.forward import CHUNK
 from fedlib.methods.ifca import cluster_means
-from fedlib.methods.method import Crowd, Server, State, Upload, Work, first_argmax, hyper
-from fedlib.methods.several import CHUNK, Several, models
+from fedlib.methods.method import Crowd, Server, State, Upload, Work, hyper
+from fedlib.methods.several import Several, models
 from fedlib.training import Batch, Terms, prepare
+from fedlib.votes import first_argmax
 
 KEPT = "fedsoft/"
 IMPORTANCE, ROUND = f"{KEPT}u", f"{KEPT}round"

@@ -42,18 +42,18 @@ class FPL(Prototyped):
     weights still change; here p_m^k is taken under the weights that go up, in evaluation mode, on the whole images.
 
     contrast, consistency: weights of L_CPCL and L_UPCR; 0 and 0 is FedAvg.
-    partition: of FINCH's hierarchy, "first" (the first-neighbour clusters), or "last" (the coarsest one of more than
-    one cluster, which the authors' implementation takes).
+    hierarchy: which level of FINCH's, "first" (the first-neighbour clusters), or "last" (the coarsest one of more than
+        one cluster, which the authors' implementation takes).
     """
 
     tau: float = hyper(0.02, above=0.0)
     contrast: float = hyper(1.0, least=0.0)
     consistency: float = hyper(1.0, least=0.0)
-    partition: str = "first"
+    hierarchy: str = "first"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(f"{type(self).__name__}.partition", self.partition, PARTITIONS)
+        check_choice(f"{type(self).__name__}.hierarchy", self.hierarchy, PARTITIONS)
 
     def loss(self, model: nn.Module, batch: Batch, work: Work) -> Terms:
         z = model.embed(batch.x)  # type: ignore[operator]
@@ -71,7 +71,7 @@ class FPL(Prototyped):
         sent: dict[int, State] = {}
         after = super().aggregate(server, noting(uploads, sent))
         p, k = everyones(sent)
-        found = cluster_prototypes(p, k, len(after.weights["head.bias"]), self.partition)
+        found = cluster_prototypes(p, k, len(after.weights["head.bias"]), self.hierarchy)
         return replace(after, memory=after.memory | {PROTOTYPES + name: tensor for name, tensor in found.items()})
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedlib.methods.method import Server, State, Task, Upload, Work
-from fedlib.methods.several import Several, mean_loss, models
+from fedlib.methods.method import Server, State, Task, Upload, Work, as_like
+from fedlib.methods.several import Several, losses_under, models
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class IFCA(Several):
 
     def received_losses(self, work: Work, theta: Sequence[State]) -> list[float]:
         """L_i(theta_k) for each k."""
-        return [float(mean_loss(work.model, state, work.samples, self.class_logits)) for state in theta]
+        return losses_under(work.model, theta, work.samples, self.class_logits).tolist()
 
     def aggregate(self, server: Server, uploads: Iterable[Upload]) -> Server:
         membership = server.memory["membership"].clone()
@@ -93,7 +93,6 @@ def cluster_means(start: State, sent: Iterable[tuple[int, float, State]]) -> Sta
                 into[name].add_(tensor, alpha=p)
 
     def mean(k: int, name: str) -> Tensor:
-        value, like = sums[k][name].div_(totals[k]), start[f"{k}/{name}"]
-        return (value if like.is_floating_point() else value.round()).to(like.dtype)
+        return as_like(start[f"{k}/{name}"], sums[k][name].div_(totals[k]))
 
     return start | {f"{k}/{name}": mean(k, name) for k, into in sums.items() for name in into}

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from fedlib import models
 from fedlib.checks import FedlibError, check_number, whole_as_float
-from fedlib.data.federation import Federation, Samples
+from fedlib.data.federation import Client, Federation, Samples, Visitor
+from fedlib.forward import class_scores, mean_loss
 from fedlib.models.network import Network
 from fedlib.streams import derive
 from fedlib.training import Batch, Local, Terms, backward, batches, only, sgd
+from fedlib.votes import majority_vote, mean_softmax
 
 State = dict[str, Tensor]
 
@@ -100,6 +102,16 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class Site:
+    """What does not change while clients keep their samples: method, task, local training, all training samples."""
+
+    method: Method
+    task: Task
+    local: Local
+    train: tuple[Samples, ...]
+
+
+@dataclass(frozen=True)
 class Answer:
     """Predicted labels (N,) of queries whose client is unknown; origin (N,): the client each was sent to, if any."""
 
@@ -166,6 +178,19 @@ class Method:
         """What the server keeps beside theta, at the start."""
         return {}
 
+    def report(
+        self, server: Server, model: nn.Module, client: Client, memory: State, generator: torch.Generator
+    ) -> State:
+        """What a client tells the server about its samples of the round that begins, before it is sent anything.
+
+        model: the network, to load weights into.
+        """
+        return {}
+
+    def receive(self, server: Server, reports: Mapping[int, State]) -> Server:
+        """The server when it has heard the reports of all clients of this round."""
+        return server
+
     def broadcast(self, server: Server, client: int, memory: State) -> State:
         """What goes down to a client, given what it has kept."""
         return server.weights
@@ -182,8 +207,9 @@ class Method:
         return self.upload(work, losses)
 
     def start(self, work: Work) -> None:
-        """The model takes theta, as it came down, and the tensors that the client has kept."""
-        work.model.load_state_dict(work.message | work.memory)
+        """The model takes theta, as it came down, and the tensors that the client has kept; other things stay aside."""
+        given = work.message | work.memory
+        work.model.load_state_dict({name: given[name] for name in work.model.state_dict()})
 
     def descend(
         self, work: Work, part: Callable[[str], bool] = everything, steps: int | None = None, lr: float | None = None
@@ -233,6 +259,28 @@ class Method:
         """All weights that a client may choose among: one, unless there are several models for all."""
         return [self.personal_model(server, client, memory)]
 
+    def served(self, server: Server) -> list[State]:
+        """The weights that may answer a client of which nothing is known: one, unless there are several models."""
+        return [server.weights]
+
+    def match(self, crowd: Crowd, visitor: Visitor) -> int | None:
+        """The client whose model answers a visitor, where it is one client's."""
+        return None
+
+    def visit(self, crowd: Crowd, visitor: Visitor) -> Tensor:
+        """Class scores (N, classes) for a visitor's samples, whose labels are not looked at.
+
+        With labelled samples (`few`), the served model of least mean loss on them; else all served models' mean
+        probabilities (FEROMA spec, 6).
+        """
+        losses, scores = [], []
+        for state in self.served(crowd.server):
+            crowd.model.load_state_dict(state)
+            scores.append(class_scores(crowd.model, visitor.samples.images, self.class_logits).softmax(-1))
+            if len(visitor.few):
+                losses.append(mean_loss(crowd.model, visitor.few, self.class_logits))
+        return scores[int(torch.stack(losses).argmin())] if losses else torch.stack(scores).mean(0)
+
     def class_logits(self, outputs: Any) -> Tensor:
         """The class logits (N, K) in the network's raw output."""
         return outputs
@@ -278,29 +326,12 @@ def weighted_mean(start: State, uploads: Iterable[Upload], weight: Callable[[Upl
             if name not in sums:
                 sums[name] = torch.zeros_like(tensor, dtype=torch.float64)
             sums[name].add_(tensor, alpha=p)
-    return start | {name: _as(start[name], value.div_(total)) for name, value in sums.items()}
+    return start | {name: as_like(start[name], value.div_(total)) for name, value in sums.items()}
 
 
-def _as(like: Tensor, mean: Tensor) -> Tensor:
+def as_like(like: Tensor, mean: Tensor) -> Tensor:
+    """A mean in the type of what it is the mean of; whole numbers stay whole (BatchNorm counts its batches)."""
     return (mean if like.is_floating_point() else mean.round()).to(like.dtype)
-
-
-def majority_vote(logits: Tensor) -> Tensor:
-    """(m, N, K) -> (N,): the class most clients predict; a tie goes to the lowest class index."""
-    votes = F.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)
-    return first_argmax(votes)
-
-
-def mean_softmax(logits: Tensor) -> Tensor:
-    """(m, N, K) -> (N,): the class of the highest mean probability."""
-    return first_argmax(logits.softmax(-1).mean(0))
-
-
-def first_argmax(scores: Tensor) -> Tensor:
-    """argmax over the last axis; ties go to the lowest index on every device. Where all is NaN: the last index."""
-    last = scores.shape[-1]
-    index = torch.arange(last, device=scores.device).expand_as(scores)
-    return torch.where(scores == scores.amax(-1, keepdim=True), index, last - 1).amin(-1)
 
 
 def need_fewer(method: Method, name: str, value: int, limit: int, what: str) -> None:

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlib.data.federation import Samples
+from fedlib.forward import CHUNK
 from fedlib.methods.method import Method, Server, State, Upload, Work
 from fedlib.training import prepare
 
-CHUNK = 500
 PROTOTYPES = "prototypes/"
 
 
@@ -31,10 +31,6 @@ class Prototyped(Method):
     def broadcast(self, server: Server, client: int, memory: State) -> State:
         prototypes = {name: tensor for name, tensor in server.memory.items() if name.startswith(PROTOTYPES)}
         return super().broadcast(server, client, memory) | prototypes
-
-    def start(self, work: Work) -> None:
-        given = work.message | work.memory
-        work.model.load_state_dict({name: given[name] for name in work.model.state_dict()})
 
     def client_update(self, work: Work) -> Upload:
         upload = super().client_update(work)

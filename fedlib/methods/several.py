@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlib.checks import check_choice
 from fedlib.data.federation import Samples
+from fedlib.forward import ClassLogits, mean_loss
 from fedlib.methods.method import Crowd, Method, Server, State, Task, hyper
 from fedlib.streams import derive
-from fedlib.training import prepare
 
-CHUNK = 500
 INITS = ("independent", "noise", "same")
 NOISE = 0.01
 
@@ -66,6 +64,9 @@ class Several(Method):
     def candidates(self, server: Server, client: int, memory: State) -> list[State]:
         return models(server.weights)
 
+    def served(self, server: Server) -> list[State]:
+        return models(server.weights)
+
     def personal_model(self, server: Server, client: int, memory: State) -> State:
         """theta_1, for lack of samples to choose by: see own_model."""
         return models(server.weights)[0]
@@ -95,18 +96,14 @@ def choose(method: Several, crowd: Crowd, client: int, theta: list[State]) -> in
         return 0
     own = crowd.federation.clients[client]
     samples = own.validation if method.selection == "validation" else own.train
-    losses = [float(mean_loss(crowd.model, state, samples, method.class_logits)) for state in theta]
+    losses = losses_under(crowd.model, theta, samples, method.class_logits).tolist()
     return min(range(len(losses)), key=losses.__getitem__)
 
 
-@torch.no_grad()
-def mean_loss(
-    model: nn.Module, state: State, samples: Samples, class_logits: Callable[[Tensor], Tensor] = lambda logits: logits
-) -> Tensor:
-    """The mean cross-entropy () of the network with these weights, float64, in evaluation mode."""
-    model.load_state_dict(state)
-    model.eval()
-    total = torch.zeros((), dtype=torch.float64, device=samples.labels.device)
-    for x, y in zip(samples.images.split(CHUNK), samples.labels.split(CHUNK), strict=True):
-        total += F.cross_entropy(class_logits(model(prepare(x))).double(), y, reduction="sum")
-    return total / len(samples)
+def losses_under(model: nn.Module, theta: Sequence[State], samples: Samples, class_logits: ClassLogits) -> Tensor:
+    """(K,), float64: L(theta_k), the mean cross-entropy of the network with each of these weights."""
+    found = []
+    for state in theta:
+        model.load_state_dict(state)
+        found.append(mean_loss(model, samples, class_logits))
+    return torch.stack(found)

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 MODELS: dict[str, str] = {
     "cnn4": "cnn",
+    "lenet5": "lenet5",
     "lenet_gn": "cnn",
     "linear": "cnn",
     "mcmahan_cnn": "cnn",
     "resnet10": "resnet10",
     "resnet18": "resnet",
     "resnet18_gn": "resnet",
+    "resnet9": "resnet9",
     "small_cnn": "cnn",
     "text_cnn": "text",
 }

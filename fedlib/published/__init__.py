@@ -8,6 +8,10 @@ FedFew: `average`, `std`, `min` and `max` are over the clients of one run, `weig
 "practical" settings are Dirichlet: 0.5 in the paper's words, 0.1 in the released code. What is known only to lie in a
 range is blank, and the source says the range. `fedala` holds anchors of another paper, with the column `std` over runs,
 and `reproduction` what a third party measured with FedFew's released code.
+
+FEROMA: `served` is top-1 of a test client by the method's own rule (`auroc` on CheXpert), std over folds; the setting
+of `severity_frequency` is data/severity/number of phases in 20 rounds. `fidelity`: the largest and the mean absolute
+difference between distances of raw profiles and of distributions, W2 or Jensen-Shannon.
 """
 
 from __future__ import annotations

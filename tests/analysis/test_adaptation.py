@@ -16,11 +16,11 @@ from fedlib.analysis import adaptation
 from fedlib.analysis.adaptation import adapted
 from fedlib.checks import FedlibError
 from fedlib.data.federation import Client, Federation, Samples
-from fedlib.engines import Serial, Site, one_thread
+from fedlib.engines import Serial, one_thread
 from fedlib.methods.fedavg import FedAvg
 from fedlib.methods.feddrm import FedDRM
 from fedlib.methods.fedper import FedPer
-from fedlib.methods.method import Method, Server, State, Task, Upload, Work, initial_state
+from fedlib.methods.method import Method, Server, Site, State, Task, Upload, Work, initial_state
 from fedlib.methods.several import Several, models
 from fedlib.metrics import Crowd, Row, accuracy
 from fedlib.probes import load
@@ -204,7 +204,7 @@ def test_dropout_is_the_probes_own_and_leaves_the_global_generator_alone(ends: l
 
 def test_clients_without_test_samples_of_their_own_are_refused():
     with pytest.raises(FedlibError, match="probes: adapted needs test samples of each client; set test_share above 0"):
-        tiny.experiment(probes=("adapted",), test_share=0.0)
+        tiny.experiment(probes=("adapted",), test_share=0.0, schedule="constant")
 
 
 def test_further_work_that_diverges_is_told_as_the_probes():

@@ -18,9 +18,10 @@ from fedlib.methods.fedavg import FedAvg
 from fedlib.methods.fedavg_ft import FedAvgFT
 from fedlib.methods.feddrm import FedDRM
 from fedlib.methods.fedrep import FedRep
-from fedlib.methods.method import Method, mean_softmax
+from fedlib.methods.method import Method
 from fedlib.metrics import evaluate
 from fedlib.runs import Run, run
+from fedlib.votes import mean_softmax
 
 SETTINGS = {
     "samples": 500,

@@ -145,6 +145,40 @@ def test_small_takes_at_most_2000_and_500_of_a_member_by_class(tmp_path):
     assert (np.diff(np.unwrap(levels, period=251)) > 0).all()  # no image twice, and the pack's order
 
 
+def test_office_home_20_is_the_first_20_classes_with_domain_and_split_of_the_whole(tmp_path):
+    """FEROMA spec, 3.5. Colours tell class, domain and picture; class k + 1 is after class k by the alphabet."""
+    names = ("Art", "Clipart", "Product", "Real World")
+    for d, domain in enumerate(names):
+        for k in reversed(range(65)):
+            for picture in range(2):
+                path = tmp_path / "office_home" / domain / f"c{k:02}" / f"{picture}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (3, 3), (k, d, picture)).save(path)
+    pool, whole = vision.load("office_home:20"), vision.load("office_home")
+    assert pool.name == "office_home:20" and pool.classes == tuple(f"c{k:02}" for k in range(20))
+    colours = np.stack([pool.labels, pool.domains, np.arange(160) % 2], axis=1)
+    assert pool.images.shape == (160, 3, 64, 64) and (pool.images == colours[:, :, None, None]).all()
+    assert pool.labels.tolist() == [k for k in range(20) for _ in range(2)] * 4
+    assert np.array_equal(pool.partition_labels, pool.labels)
+    assert pool.domain_names == names and np.bincount(pool.domains).tolist() == [40] * 4
+    assert pool.split.tolist() == ([0] * 8 + [1, 1]) * 16
+    assert len(whole) == 4 * 65 * 2 and len(whole.classes) == 65
+    with pytest.raises(FedlibError, match="'office_home:10': suffix: '10' is unknown; did you mean '20'"):
+        vision.load("office_home:10")
+
+
+def test_office_home_20_is_taken_of_a_pack_too_if_it_has_so_many_classes(tmp_path):
+    write_digits(tmp_path / "office_home.npz", 1, train=44, test=22, classes=[f"c{k}" for k in range(22)])
+    pool = vision.load("office_home:20")
+    assert len(pool) == 60 and pool.classes[-1] == "c19" and pool.domains is None
+    write_digits(tmp_path / "office_home.npz", 1)
+    os.utime(tmp_path / "office_home.npz", ns=(1, 1))
+    with pytest.raises(
+        FedlibError, match="'office_home:20': office_home has 10 classes; take all of it, 'office_home'"
+    ):
+        vision.load("office_home:20")
+
+
 def test_stratified_is_exact_fixed_and_ascending():
     labels = np.repeat([0, 1, 2], [50, 30, 21])  # shares of 10 of 101: 4.95, 2.97, 2.08
     chosen = domains.stratified(labels, 10, np.random.RandomState(0))

@@ -66,6 +66,8 @@ def test_a_split_by_hand_with_absent_clients_in_any_order():
     sent, before = [sent_by(i, w, n[i]) for i, w in ends.items()], [0] * 7 + [1]
     server = after(CFL(eps1=0.2, eps2=2.9), sent, before, [[0.0, 0.0], [8.0, 8.0]])
     assert server.memory["membership"].tolist() == [0, 2, 0, 2, 0, 0, 0, 1] and server.round == 5
+    served = [w["w"].tolist() for w in CFL().served(server)]  # to clients that are unknown: every cluster's model
+    assert served == [w["w"].tolist() for w in models(server.weights)] and len(served) == 3
     theta = torch.stack([w["w"] for w in models(server.weights)])
     torch.testing.assert_close(theta, torch.tensor([[6.1 / 3, 0.1 / 3], [8.0, 9.0], [-3.0, 0.15]]))
     for seed in range(3):
@@ -89,6 +91,19 @@ def test_when_a_cluster_is_split(options: dict[str, float], splits: bool):
     sent = [sent_by(i, [3.0, 0.0] if i == 1 else [0.0, 0.3], 7) for i in range(3)]
     server = after(CFL(**options), sent, [0, 0, 0], [[0.0, 0.0]])
     assert server.memory["membership"].tolist() == ([0, 1, 0] if splits else [0, 0, 0])
+
+
+def test_relative_thresholds_are_fractions_of_the_first_round_s_norms_over_all_clients():
+    """Round 1: D = (3, 0) and (1, 0), norms 2 and 3, no split at a mean of exactly the threshold or above. Round 2:
+    (1, 0) and (-1, 0), mean 0; the largest, 1, is above 0.3 of 3, not above 0.4 of it. Round 2's norms set nothing."""
+    for eps2, splits in ((0.3, True), (0.4, False)):
+        method = CFL(eps1=0.5, eps2=eps2, relative=True)
+        start = Server({"0/w": torch.zeros(2)}, 0, {"membership": torch.tensor([0, 0]), "first_norms": torch.zeros(2)})
+        first = method.aggregate(start, [sent_by(0, [3.0, 0.0], 5), sent_by(1, [1.0, 0.0], 5)])
+        assert first.memory["first_norms"].tolist() == [2.0, 3.0] and first.memory["membership"].tolist() == [0, 0]
+        second = method.aggregate(first, [sent_by(0, [3.0, 0.0], 5), sent_by(1, [1.0, 0.0], 5)])
+        assert second.memory["first_norms"].tolist() == [2.0, 3.0]
+        assert second.memory["membership"].tolist() == ([0, 1] if splits else [0, 0])
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from fedlib.rounds import Plan, Snapshot, federate
 from fedlib.store import load_snapshot, save_snapshot
 from fedlib.training import Batch
 
-CONTRASTS: tuple[Method, ...] = (MOON(), FPL(), FedTGP(server_epochs=3), FPL(partition="last"))
+CONTRASTS: tuple[Method, ...] = (MOON(), FPL(), FedTGP(server_epochs=3), FPL(hierarchy="last"))
 OFF: tuple[Method, ...] = (MOON(mu=0.0), FPL(contrast=0.0, consistency=0.0), FedTGP(lam=0.0, server_epochs=2))
 MEANS: tuple[Method, ...] = (FedRCL(), FedHEAL(), FedBN(), FedAvgUniform())
 METHODS = (*CONTRASTS, *MEANS, FedSA(), FDSE())
@@ -144,7 +144,7 @@ def test_they_have_the_authors_defaults():
         ({"name": "FPL", "tau": 0.0}, "FPL.tau: 0.0 is out of range; give a number above 0.0"),
         ({"name": "FPL", "contrast": -0.5}, "FPL.contrast: -0.5 is out of range"),
         ({"name": "FPL", "consistency": "1e-1"}, "FPL.consistency: '1e-1' is str, not a number"),
-        ({"name": "FPL", "partition": "frist"}, "FPL.partition: 'frist' is unknown; did you mean 'first'?"),
+        ({"name": "FPL", "hierarchy": "frist"}, "FPL.hierarchy: 'frist' is unknown; did you mean 'first'?"),
         ({"name": "FedTGP", "lam": -1}, "FedTGP.lam: -1 is out of range"),
         ({"name": "FedTGP", "server_epochs": 1.5}, "FedTGP.server_epochs: 1.5 is float, not a whole number"),
         ({"name": "FedTGP", "server_batch": 0}, "FedTGP.server_batch: 0 is out of range"),

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 
 from fedlib.methods.feddrm import FedDRM
 from fedlib.methods.fedper import FedPer
-from fedlib.methods.method import State, Task, initial_state, majority_vote, mean_softmax
+from fedlib.methods.method import State, Task, initial_state
 from fedlib.rounds import Plan
 from fedlib.training import Batch, Local, prepare
+from fedlib.votes import majority_vote, mean_softmax
 
 LOCAL = Local(steps=3, batch_size=16, crop=False)
 PLAN = Plan(3, 0.05)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +21,7 @@ from fedlib.methods.feddrm import FedDRM
 from fedlib.methods.fedrep import FedRep
 from fedlib.methods.method import Method, State, Work, initial_state
 from fedlib.methods.released.feddrm import FedAvgFTOnCosine, FedDRMAsReleased, FedRepAsReleased
+from fedlib.metrics import Row
 from fedlib.rounds import Plan, Snapshot, size
 from fedlib.streams import torch_stream
 from fedlib.training import Batch, Local, Terms, batches
@@ -247,3 +248,10 @@ def test_one_and_one_point_zero_are_the_same_description():
     whole = tiny.experiment(FedDRM(lam=1), lr=1, participation=1, momentum=0)
     assert whole.key() == tiny.experiment(FedDRM(lam=1.0), lr=1.0, participation=1.0, momentum=0.0).key()
     assert make({"name": "FedAvgFT", "ft_rounds": 3}).ft_rounds == 3
+
+
+def test_no_hyper_parameter_has_the_name_of_a_column_of_a_run_s_table():
+    """It would take that column's place: see runs.Run.table."""
+    taken = {*Row._fields, "key", *tiny.experiment().columns()} - {"method"}
+    for name in known():
+        assert not taken & {item.name for item in fields(make({"name": name}))} - {"method"}, name

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from fedlib.checks import FedlibError
 from fedlib.data.federation import Client, Federation, Samples
-from fedlib.engines import Assignment, Processes, Serial, Site, one_thread, perform
+from fedlib.engines import Assignment, Processes, Serial, one_thread, perform
 from fedlib.experiment import make_experiment
+from fedlib.forward import mean_loss
 from fedlib.methods import known, make
 from fedlib.methods.fedavg import FedAvg
 from fedlib.methods.fedper import FedPer
-from fedlib.methods.method import Method, Server, State, Task, Upload, Work, initial_state
-from fedlib.methods.several import INITS, Several, choose, mean_loss, models
+from fedlib.methods.method import Method, Server, Site, State, Task, Upload, Work, initial_state
+from fedlib.methods.several import INITS, Several, choose, models
 from fedlib.metrics import Crowd, evaluate
 from fedlib.rounds import Plan
 from fedlib.streams import derive
@@ -131,7 +132,8 @@ def test_choosing_by_validation_samples_that_nobody_has_is_refused_before_traini
     with pytest.raises(FedlibError) as caught:
         tiny.experiment(Dealt())
     assert str(caught.value) == (
-        "Dealt chooses on validation samples; set validation_share above 0, such as 0.1, or selection: train"
+        "Dealt needs validation samples; set validation_share above 0, such as 0.1, or, where it has that option, "
+        "selection: train"
     )
     for method, share in ((Dealt(selection="train"), 0.0), (Dealt(), 0.1)):
         assert tiny.experiment(method, validation_share=share).method == method
@@ -149,12 +151,14 @@ def test_the_mean_loss_by_hand():
     state = {"2.weight": torch.randn(4, 12, generator=generator), "2.bias": torch.randn(4, generator=generator)}
     logits = (images.flatten(1) / 127.5 - 1.0) @ state["2.weight"].T + state["2.bias"]
     for sign in (1, -1):
-        got = mean_loss(network, state, Samples(images, y), lambda outputs, sign=sign: sign * outputs)
+        network.load_state_dict(state)
+        got = mean_loss(network, Samples(images, y), lambda outputs, sign=sign: sign * outputs)
         pairs = zip((sign * logits).tolist(), y.tolist(), strict=True)
         terms = [math.log(sum(math.exp(v) for v in row)) - row[k] for row, k in pairs]
         assert got.item() == pytest.approx(sum(terms) / 700, rel=1e-6)
     assert (got.dtype, got.shape, got.requires_grad) == (torch.float64, (), False)
-    assert mean_loss(network, state, Samples(images, y)).item() != pytest.approx(got.item(), rel=0.1)
+    assert not network.training
+    assert mean_loss(network, Samples(images, y)).item() != pytest.approx(got.item(), rel=0.1)
 
 
 def of_labels(*clients: tuple[list[int], list[int], list[int]]) -> Federation:

@@ -271,3 +271,38 @@ def test_fedfews_anchors_have_deviations_over_runs():
     for (setting, method), known in corners.items():
         assert tuple(cells.loc[(setting, method, "accuracy"), ["value", "std"]]) == known
     assert value("fedfew", "reproduction", "cifar100/practical/m-20/rounds-2000", "FedFew", "accuracy") == 54.01
+
+
+def test_feroma_holds_every_cell_of_its_tables_and_the_known_numbers():
+    cells = load("feroma")
+    assert cells.set_index(list(COLUMNS)).index.is_unique
+    # 11 methods x 6 data sets, but ATP is not defined on CheXpert; 9 settings x 11; 8 x 3 x 4; four client counts x 4
+    assert cells.groupby("table").size().to_dict() == {
+        "main": 65,
+        "severity_frequency": 99,
+        "fidelity": 96,
+        "scaling": 16,
+        "overhead": 1,
+    }
+    known = cells.dropna(subset="value").groupby("table").size().to_dict()
+    assert known == {"main": 35, "severity_frequency": 12, "fidelity": 96, "overhead": 1}
+    assert set(cells.query("table == 'main' and setting == 'chexpert'")["metric"]) == {"auroc"}
+
+
+@pytest.mark.parametrize(
+    ("data", "rival", "lead"),
+    [("mnist", "CFL", 14.1), ("fashion_mnist", "CFL", 14.3), ("cifar10", "CFL", 10.3), ("cifar100", "FedEM", 8.2)],
+)
+def test_feroma_leads_by_the_stated_gaps(data: str, rival: str, lead: float):
+    table = load("feroma").query("table == 'main' and setting == @data").set_index("method")["value"]
+    assert table["FEROMA"] - table[rival] == pytest.approx(lead)
+    assert table.drop("FEROMA").max() == table[rival]
+
+
+def test_the_claimed_fidelity_is_that_of_concept_shift_alone():
+    """The paper's "xi < 1.1 on MNIST" (largest distance to W2): true of P(Y|X), and of no other kind."""
+    table = load("feroma").query("table == 'fidelity' and metric == 'w2_max'")
+    below = table[table["setting"].str.startswith("mnist/") & (table["value"] < 1.1)]["setting"]
+    assert sorted(below) == [f"mnist/P(Y|X)/{severity}" for severity in ("high", "low", "medium")]
+    assert value("feroma", "severity_frequency", "mnist/high/20", "ATP", "served") == 70.4
+    assert value("feroma", "severity_frequency", "mnist/low/10", "FEROMA", "served") is None

@@ -1,0 +1,40 @@
+"""Clients that are met at test time alone: who answers them, and how well (FEROMA spec, 1.7 and 4)."""
+
+from __future__ import annotations
+
+import torch
+
+from fedlib.data.federation import Federation
+from fedlib.forward import accuracy
+from fedlib.metrics import Crowd, Row
+
+
+def visitors(crowd: Crowd, federation: Federation) -> list[Row]:
+    """The probe, one value a visitor and their plain mean; nothing where the federation has no visitors.
+
+    served@visitors: top-1 of the method's own rule for clients of which nothing is known (Method.visit).
+    personal@visitors: top-1 of client k's own model on visitor k's samples, the paper's "known association"; the
+        two have one distribution only under P(Y|X).
+    match@visitors: whether the model that answers is of a client with the visitor's distribution, 0 or 1, for methods
+        that let one client's model answer. chance@visitors: the share of clients that have it.
+    """
+    distributions = [client.distribution for client in federation.clients]
+    found: dict[str, list[float]] = {}
+    for visitor in federation.visitors:
+        scores = crowd.method.visit(crowd, visitor)
+        right = (scores.argmax(-1) == visitor.samples.labels).float().mean()
+        found.setdefault("served@visitors", []).append(float(right))
+        j = crowd.method.match(crowd, visitor)
+        if j is not None:
+            same = [held == visitor.distribution for held in distributions]
+            found.setdefault("match@visitors", []).append(float(same[j]))
+            found.setdefault("chance@visitors", []).append(sum(same) / len(same))
+        crowd.model.load_state_dict(crowd.states[visitor.index])
+        own = accuracy(crowd.model, visitor.samples, crowd.method.class_logits)
+        found.setdefault("personal@visitors", []).append(float(own))
+    moment = crowd.method.moment(crowd.server.round, crowd.site.task.rounds if crowd.site else crowd.server.round)
+    rows = []
+    for metric, values in found.items():
+        each = [*enumerate(values), (-1, float(torch.tensor(values).mean()))]
+        rows += [Row(crowd.server.round, metric, moment, client, value) for client, value in each]
+    return rows

@@ -1,0 +1,50 @@
+"""Passes over a client's samples, in chunks, in evaluation mode, without gradients. The caller loads the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedlib.data.federation import Samples
+from fedlib.training import prepare
+
+CHUNK = 500
+ClassLogits = Callable[[Any], Tensor]
+
+
+def as_they_are(outputs: Any) -> Tensor:
+    """The class logits of a network that gives nothing else."""
+    return outputs
+
+
+def chunks(model: nn.Module, images: Tensor) -> Iterator[Any]:
+    """The network's raw output, 500 samples at a time; images as Samples has them."""
+    model.eval()
+    with torch.no_grad():
+        for x in images.split(CHUNK):
+            yield model(prepare(x))
+
+
+def class_scores(model: nn.Module, images: Tensor, class_logits: ClassLogits = as_they_are) -> Tensor:
+    """(N, classes) logits; class_logits: see Method."""
+    return torch.cat([class_logits(outputs) for outputs in chunks(model, images)])
+
+
+def mean_loss(model: nn.Module, samples: Samples, class_logits: ClassLogits = as_they_are) -> Tensor:
+    """The mean cross-entropy (), float64."""
+    total = torch.zeros((), dtype=torch.float64, device=samples.labels.device)
+    for outputs, y in zip(chunks(model, samples.images), samples.labels.split(CHUNK), strict=True):
+        total += F.cross_entropy(class_logits(outputs).double(), y, reduction="sum")
+    return total / len(samples)
+
+
+def accuracy(model: nn.Module, samples: Samples, class_logits: ClassLogits = as_they_are) -> Tensor:
+    """Top-1 (), 0 to 1."""
+    right = torch.zeros((), device=samples.labels.device)
+    for outputs, y in zip(chunks(model, samples.images), samples.labels.split(CHUNK), strict=True):
+        right += (class_logits(outputs).argmax(-1) == y).sum()
+    return right / len(samples)
