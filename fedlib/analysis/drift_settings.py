@@ -23,7 +23,7 @@ def told(spec: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The spec of a method as it is tested under a kind of drift.
 
     A FEROMA looks at the labelled samples under P(Y|X), as in the paper, unless the spec says otherwise; every other
-    method has its own rule for them (Method.visit) and stays as it is. Raises FedlibError for an unknown kind.
+    method has its own rule for them (Method.answer) and stays as it is. Raises FedlibError for an unknown kind.
     """
     found = dict(spec)
     if check_choice("told: kind", kind, KINDS) == TOLD and isinstance(make(found), FEROMA):

@@ -21,10 +21,10 @@ def visitors(crowd: Crowd, federation: Federation) -> list[Row]:
     distributions = [client.distribution for client in federation.clients]
     found: dict[str, list[float]] = {}
     for visitor in federation.visitors:
-        scores = crowd.method.visit(crowd, visitor)
+        j = crowd.method.match(crowd, visitor)
+        scores = crowd.method.answer(crowd, visitor, j)
         right = (scores.argmax(-1) == visitor.samples.labels).float().mean()
         found.setdefault("served@visitors", []).append(float(right))
-        j = crowd.method.match(crowd, visitor)
         if j is not None:
             same = [held == visitor.distribution for held in distributions]
             found.setdefault("match@visitors", []).append(float(same[j]))

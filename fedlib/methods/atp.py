@@ -120,7 +120,7 @@ class ATP(Method):
         rates = mean.pop(RATES)
         return Server(mean, server.round + 1, server.memory | {RATES: rates})
 
-    def visit(self, crowd: Crowd, visitor: Visitor) -> Tensor:
+    def answer(self, crowd: Crowd, visitor: Visitor, client: int | None) -> Tensor:
         """Probabilities (N, classes) under the model as it is adapted to the visitor's own inputs."""
         model, rates, scores = crowd.model, crowd.server.memory[RATES], []
         w = self.hold(model, crowd.server.weights)

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from fedlib import profiles
 from fedlib.checks import FedlibError, check_choice, check_number
 from fedlib.data.federation import Client, Visitor
-from fedlib.forward import class_scores
 from fedlib.methods.method import Crowd, Method, Server, State, Task, Upload, hyper, need_fewer, weighted_mean
 from fedlib.privacy import NOISES, private_marginals, private_statistics
 from fedlib.streams import torch_stream
@@ -277,13 +276,6 @@ class FEROMA(Method):
         if crowd.server.round <= self.warmup:
             return None
         return int(first_argmax(-self.distances_to(crowd, visitor)))
-
-    def visit(self, crowd: Crowd, visitor: Visitor) -> Tensor:
-        j = self.match(crowd, visitor)
-        if j is None:
-            return super().visit(crowd, visitor)
-        crowd.model.load_state_dict(local_model(crowd.server, j))
-        return class_scores(crowd.model, visitor.samples.images, self.class_logits)
 
     def distances_to(self, crowd: Crowd, visitor: Visitor) -> Tensor:
         """(m,): from the visitor's profile, label-free unless `labelled`, to those of A_t; infinite for the others."""

@@ -268,11 +268,18 @@ class Method:
         return None
 
     def visit(self, crowd: Crowd, visitor: Visitor) -> Tensor:
-        """Class scores (N, classes) for a visitor's samples, whose labels are not looked at.
+        """Class scores (N, classes) for a visitor's samples, whose labels are not looked at."""
+        return self.answer(crowd, visitor, self.match(crowd, visitor))
 
-        With labelled samples (`few`), the served model of least mean loss on them; else all served models' mean
-        probabilities (FEROMA spec, 6).
+    def answer(self, crowd: Crowd, visitor: Visitor, client: int | None) -> Tensor:
+        """The scores of `visit`, once it is known whom `match` found: that client's own model's.
+
+        If it found none: with labelled samples (`few`), those of the served model of least mean loss on them; else all
+        served models' mean probabilities (FEROMA spec, 6).
         """
+        if client is not None:
+            crowd.model.load_state_dict(self.personal_model(crowd.server, client, crowd.memories[client]))
+            return class_scores(crowd.model, visitor.samples.images, self.class_logits)
         losses, scores = [], []
         for state in self.served(crowd.server):
             crowd.model.load_state_dict(state)

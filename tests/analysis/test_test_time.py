@@ -36,7 +36,7 @@ def crowd_of(method: Method, distributions: tuple[int, ...] = (0, 1, 1)) -> Crow
 class ByMeanPixel(FedAvg):
     """Class 1 for visitors that are bright altogether, else class 0."""
 
-    def visit(self, crowd: Asked, visitor: Visitor) -> Tensor:
+    def answer(self, crowd: Asked, visitor: Visitor, client: int | None) -> Tensor:
         bright = int(visitor.samples.images.float().mean() > 110)
         return torch.eye(10)[bright].expand(len(visitor.samples), 10)
 
@@ -45,7 +45,7 @@ class ByMeanPixel(FedAvg):
 class ByFirstLabel(FedAvg):
     """The class of the first labelled sample, if there is any."""
 
-    def visit(self, crowd: Asked, visitor: Visitor) -> Tensor:
+    def answer(self, crowd: Asked, visitor: Visitor, client: int | None) -> Tensor:
         label = int(visitor.few.labels[0]) if len(visitor.few) else 0
         return torch.eye(10)[label].expand(len(visitor.samples), 10)
 

@@ -48,7 +48,7 @@ class SendsToTheSecond(FedAvg):
     def match(self, crowd: Asked, visitor: Visitor) -> int | None:
         return 1
 
-    def visit(self, crowd: Asked, visitor: Visitor) -> Tensor:
+    def answer(self, crowd: Asked, visitor: Visitor, client: int | None) -> Tensor:
         scores = torch.zeros(len(visitor.samples), 10)
         scores[:, 3] = 1.0
         return scores
