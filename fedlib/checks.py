@@ -60,6 +60,14 @@ def check_number(
     return value
 
 
+def need_fewer(described: Any, name: str, value: int, limit: int, what: str) -> None:
+    """Raise unless value, that of the field `name`, is below limit."""
+    if value >= limit:
+        raise FedlibError(
+            f"{type(described).__name__}.{name}: {value} is not below {what} ({limit}); lower one or raise the other"
+        )
+
+
 def check_keys(where: str, given: Mapping[str, Any], valid: Iterable[str]) -> None:
     """Refuse the first key of `given` that is not in `valid`, naming the nearest."""
     options = list(valid)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlib.data.federation import Samples
+from fedlib.labels import macro_auroc, summed_loss
 from fedlib.training import prepare
 
 CHUNK = 500
@@ -35,15 +35,17 @@ def class_scores(model: nn.Module, images: Tensor, class_logits: ClassLogits = a
 
 
 def mean_loss(model: nn.Module, samples: Samples, class_logits: ClassLogits = as_they_are) -> Tensor:
-    """The mean cross-entropy (), float64."""
+    """The mean cross-entropy (), float64; of several labels, see labels.label_loss."""
     total = torch.zeros((), dtype=torch.float64, device=samples.labels.device)
     for outputs, y in zip(chunks(model, samples.images), samples.labels.split(CHUNK), strict=True):
-        total += F.cross_entropy(class_logits(outputs).double(), y, reduction="sum")
+        total += summed_loss(class_logits(outputs).double(), y)
     return total / len(samples)
 
 
 def accuracy(model: nn.Module, samples: Samples, class_logits: ClassLogits = as_they_are) -> Tensor:
-    """Top-1 (), 0 to 1."""
+    """Top-1 (), 0 to 1; of several labels, the macro AUROC, NaN where it has none (see labels.macro_auroc)."""
+    if samples.labels.ndim == 2:
+        return macro_auroc(class_scores(model, samples.images, class_logits), samples.labels)
     right = torch.zeros((), device=samples.labels.device)
     for outputs, y in zip(chunks(model, samples.images), samples.labels.split(CHUNK), strict=True):
         right += (class_logits(outputs).argmax(-1) == y).sum()

@@ -13,6 +13,10 @@ domain@central   top-1 on each domain's test part, named in square brackets, and
 domain_std@central, worst@central   their sample standard deviation (ddof 1; the paper's STD) and their minimum
 
 In square brackets otherwise: the variant, e.g. system@pooled[posterior router].
+
+Where samples may have several labels, each of these is the macro AUROC of the same scores in place of top-1, under the
+same name (labels.macro_auroc). A client, or domain, without a label that some but not all of its test samples have has
+none: it has no row, and is left out of the mean over clients, whose weights are then those of the others.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from torch import Tensor, nn
 from fedlib.data.federation import Federation
 from fedlib.data.shift import random_resized_crop
 from fedlib.forward import CHUNK, accuracy
+from fedlib.labels import answers, known, quality
 from fedlib.methods.method import Method, Server, Site, State
 from fedlib.training import prepare
 
@@ -180,8 +185,10 @@ def _mean(tensors: Sequence[Tensor]) -> Tensor:
 
 def central(crowd: Crowd, moment: str) -> list[Row]:
     """The metrics on the official test part."""
-    values = crowd.domain_accuracies().cpu()
-    names = list(crowd.federation.central)
+    values, names = crowd.domain_accuracies().cpu(), list(crowd.federation.central)
+    if several_labels(crowd):
+        seen = known(values, "domain")
+        values, names = values[seen], [name for name, one in zip(names, seen, strict=True) if one]
     spread = values.std() if len(values) > 1 else torch.zeros(())
     found = {f"domain@central[{name}]": value for name, value in zip(names, values, strict=True)}
     found |= {"domain@central": values.mean(), "domain_std@central": spread, "worst@central": values.min()}
@@ -198,41 +205,56 @@ def evaluate(crowd: Crowd, moment: str, pooled: bool = True) -> list[Row]:
 def own(crowd: Crowd, moment: str, metric: str = "personal", accuracies: Tensor | None = None) -> list[Row]:
     """The metrics of the clients' own models on their own test samples. accuracies: (m,), if they are known."""
     values = crowd.own_accuracies() if accuracies is None else accuracies
-    found = [(f"{metric}@local", i, float(value)) for i, value in enumerate(values)]
-    found += [(f"{metric}@local", -1, float(crowd.shares @ values))]
-    found += [(f"{metric}@local[plain mean]", -1, float(values.mean()))]
+    seen = known(values, "client") if several_labels(crowd) else torch.ones_like(values, dtype=torch.bool)
+    found = [(f"{metric}@local", i, float(values[i])) for i in seen.nonzero().flatten().tolist()]
+    found += [(f"{metric}@local", -1, float(weighted(crowd, values)))]
+    found += [(f"{metric}@local[plain mean]", -1, float(values[seen].mean()))]
     if metric == "personal":
-        found += [("worst@local", -1, float(values.min()))]
+        found += [("worst@local", -1, float(values[seen].min()))]
     return [Row(crowd.server.round, name, moment, client, value) for name, client, value in found]
+
+
+def several_labels(crowd: Crowd) -> bool:
+    """Whether a query may have several labels."""
+    return crowd.samples.labels.ndim == 2
+
+
+def weighted(crowd: Crowd, values: Tensor) -> Tensor:
+    """(): sum_i (n_i / n) v_i; of several labels, over the clients that have a value."""
+    if not several_labels(crowd):
+        return crowd.shares @ values
+    seen = known(values, "client")
+    return crowd.shares[seen] @ values[seen] / crowd.shares[seen].sum()
 
 
 def local(crowd: Crowd, moment: str) -> list[Row]:
     """The metrics on the clients' own test samples, and on all of them pooled."""
     rows: list[Row] = []
-    truth, origin, shares = crowd.samples.labels, crowd.origin, crowd.shares
+    truth, origin, several = crowd.samples.labels, crowd.origin, several_labels(crowd)
 
-    def per_client(correct: Tensor) -> Tensor:
-        return torch.stack([correct[origin == i].float().mean() for i in range(len(shares))])
+    def per_client(answer: Tensor, truth: Tensor = truth) -> Tensor:
+        return torch.stack([quality(answer[origin == i], truth[origin == i]) for i in range(len(crowd.shares))])
 
     def add(metric: str, value: Tensor, client: int = -1, when: str = moment) -> None:
-        rows.append(Row(crowd.server.round, metric, when, client, float(value)))
+        if client < 0 or not (several and value.isnan()):
+            rows.append(Row(crowd.server.round, metric, when, client, float(value)))
 
-    labels = crowd.logits().argmax(-1)[origin, torch.arange(len(truth), device=truth.device)]
-    rows += own(crowd, moment, accuracies=per_client(labels == truth))
+    mine = crowd.logits()[origin, torch.arange(len(truth), device=truth.device)]
+    rows += own(crowd, moment, accuracies=per_client(answers(mine, truth)))
     one = crowd.global_logits()
     if one is not None:
-        right = one.argmax(-1) == truth
-        add("global@local", shares @ per_client(right), when="after_aggregation")
-        add("global@pooled", right.float().mean(), when="after_aggregation")
+        theirs = answers(one, truth)
+        add("global@local", weighted(crowd, per_client(theirs)), when="after_aggregation")
+        add("global@pooled", quality(theirs, truth), when="after_aggregation")
     for position, (rule, answer) in enumerate(crowd.method.route(crowd).items()):
         suffixes = [f"[{rule}]"] + ([""] if position == 0 else [])
         for suffix in suffixes:
-            add(f"system@pooled{suffix}", (answer.labels == truth).float().mean())
+            add(f"system@pooled{suffix}", quality(answer.labels, truth))
             if answer.origin is not None:
-                add(f"router@pooled{suffix}", shares @ per_client(answer.origin == origin))
-        for i, value in enumerate(per_client(answer.labels == truth)):
+                add(f"router@pooled{suffix}", weighted(crowd, per_client(answer.origin, origin)))
+        for i, value in enumerate(per_client(answer.labels)):
             add(f"system@pooled[{rule}]", value, i)
         if answer.origin is not None:
-            for i, value in enumerate(per_client(answer.origin == origin)):
+            for i, value in enumerate(per_client(answer.origin, origin)):
                 add(f"router@pooled[{rule}]", value, i)
     return rows

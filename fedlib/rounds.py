@@ -13,6 +13,7 @@ from torch import nn
 from fedlib.checks import FedlibError, check_choice, check_number, whole_as_float
 from fedlib.data.federation import Federation
 from fedlib.engines import Assignment, Engine, one_thread
+from fedlib.methods import check_labels
 from fedlib.methods.method import Method, Server, Site, State, Task, Upload, initial_state
 from fedlib.metrics import Crowd, Row, evaluate
 from fedlib.streams import numpy_stream, torch_stream
@@ -119,7 +120,12 @@ def federate(
     after_round: Callable[[Snapshot], None] | None = None,
     probes: Sequence[Probe] = (),
 ) -> Snapshot:
-    """T rounds of `method`; `after_round` sees the state after each (for checkpoints and progress)."""
+    """T rounds of `method`; `after_round` sees the state after each (for checkpoints and progress).
+
+    Raises FedlibError, before the first, where samples may have several labels and the method is not made for that.
+    """
+    if federation.several_labels:
+        check_labels(method)
     with one_thread():
         model, server, memories = initial_state(method, task)
         device = federation.clients[0].train.labels.device

@@ -19,7 +19,8 @@ Gradient = Callable[[Callable[[], Terms], Sequence[nn.Parameter]], Terms]
 
 
 class Batch(NamedTuple):
-    """x: float (B, 3, H, W) in [-1, 1], or of texts int64 (B, L) token numbers; y: int64 (B,); client: its holder."""
+    """x: float (B, 3, H, W) in [-1, 1], or of texts int64 (B, L) token numbers; y: int64 (B,), or (B, U) as Samples has
+    them; client: its holder."""
 
     x: Tensor
     y: Tensor

@@ -7,6 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def voted(logits: Tensor, several: bool) -> dict[str, Tensor]:
+    """What all models together answer, by rule: classes (N,) of logits (m, N, K); of several labels, scores (N, K)."""
+    if several:
+        return {"mean sigmoid": logits.sigmoid().mean(0)}
+    return {"majority vote": majority_vote(logits), "mean softmax": mean_softmax(logits)}
+
+
 def majority_vote(logits: Tensor) -> Tensor:
     """(m, N, K) -> (N,): the class most clients predict; a tie goes to the lowest class index."""
     votes = F.one_hot(logits.argmax(-1), logits.shape[-1]).sum(0)

@@ -7,9 +7,9 @@ trap 2). The probe gives both numbers for every method.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from fedlib.data.federation import Federation
+from fedlib.labels import label_loss
 from fedlib.methods.method import State
 from fedlib.methods.several import Several, choose
 from fedlib.metrics import Crowd, Row, accuracy, own
@@ -18,7 +18,7 @@ from fedlib.training import Batch, NotFinite, Terms, batches, sgd
 
 
 def adapted(crowd: Crowd, federation: Federation) -> list[Row]:
-    """The probe: adapted@local. Every client takes E more steps of SGD on the cross-entropy, from its own model.
+    """The probe: adapted@local. Every client takes E more steps of SGD on labels.label_loss, from its own model.
 
     The steps are those of the round that follows, at the rate of this round (Experiment refuses a cosine, on which that
     ends near zero). Where there are several models for all, it takes them from each, over mini-batches of its own, and
@@ -49,7 +49,7 @@ def _trained(crowd: Crowd, client: int, k: int, state: State) -> State:
     crowd.model.load_state_dict(state)
 
     def loss(batch: Batch) -> Terms:
-        return {"total": F.cross_entropy(crowd.method.class_logits(crowd.model(batch.x)), batch.y)}
+        return {"total": label_loss(crowd.method.class_logits(crowd.model(batch.x)), batch.y)}
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(site.task.seed, "dropout", *purpose))

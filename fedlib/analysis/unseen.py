@@ -31,6 +31,7 @@ from fedlib.data.drift import Distribution
 from fedlib.data.drifting import Draws, Drifting
 from fedlib.data.federation import Federation, Samples, Visitor
 from fedlib.forward import accuracy
+from fedlib.labels import answers, quality
 from fedlib.methods.feroma import FEROMA, mixture, present
 from fedlib.metrics import Crowd
 from fedlib.runs import Run
@@ -163,7 +164,8 @@ def _answered(crowd: Crowd, visitor: Visitor) -> dict[str, float]:
     """D*, and the accuracies of the nearest client's model and of the mean of all, in percent."""
     method, server = _feroma(crowd), crowd.server
     here = visitor.to(server.memory["d"].device)
-    nearest = float((method.visit(crowd, here).argmax(-1) == here.samples.labels).float().mean())
+    truth = here.samples.labels
+    nearest = float(quality(answers(method.visit(crowd, here), truth), truth))
     crowd.model.load_state_dict(mixture(server, method.fallback_weights(server)))
     mean = float(accuracy(crowd.model, here.samples, method.class_logits))
     count = min(len(client.validation) for client in crowd.federation.clients)

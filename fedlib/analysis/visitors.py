@@ -6,6 +6,7 @@ import torch
 
 from fedlib.data.federation import Federation
 from fedlib.forward import accuracy
+from fedlib.labels import answers, known, quality
 from fedlib.metrics import Crowd, Row
 
 
@@ -17,14 +18,17 @@ def visitors(crowd: Crowd, federation: Federation) -> list[Row]:
         two have one distribution only under P(Y|X).
     match@visitors: whether the model that answers is of a client with the visitor's distribution, 0 or 1, for methods
         that let one client's model answer. chance@visitors: the share of clients that have it.
+
+    Where samples may have several labels, the macro AUROC is in the place of top-1, and visitors that have none are
+    left out, as clients are (see metrics).
     """
     distributions = [client.distribution for client in federation.clients]
     found: dict[str, list[float]] = {}
     for visitor in federation.visitors:
         j = crowd.method.match(crowd, visitor)
         scores = crowd.method.answer(crowd, visitor, j)
-        right = (scores.argmax(-1) == visitor.samples.labels).float().mean()
-        found.setdefault("served@visitors", []).append(float(right))
+        truth = visitor.samples.labels
+        found.setdefault("served@visitors", []).append(float(quality(answers(scores, truth), truth)))
         if j is not None:
             same = [held == visitor.distribution for held in distributions]
             found.setdefault("match@visitors", []).append(float(same[j]))
@@ -35,6 +39,8 @@ def visitors(crowd: Crowd, federation: Federation) -> list[Row]:
     moment = crowd.method.moment(crowd.server.round, crowd.site.task.rounds if crowd.site else crowd.server.round)
     rows = []
     for metric, values in found.items():
-        each = [*enumerate(values), (-1, float(torch.tensor(values).mean()))]
+        one = torch.tensor(values)
+        seen = known(one, "visitor") if federation.several_labels else torch.ones(len(one), dtype=torch.bool)
+        each = [(k, values[k]) for k in seen.nonzero().flatten().tolist()] + [(-1, float(one[seen].mean()))]
         rows += [Row(crowd.server.round, metric, moment, client, value) for client, value in each]
     return rows

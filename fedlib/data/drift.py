@@ -292,6 +292,15 @@ class Drift:
         return 20 if self.name == "P(Y|X)" else 0
 
 
+def check_label_free(drift: Drift, name: str) -> None:
+    """Raise FedlibError if the drift goes by labels, of which the samples of the data set `name` have several."""
+    why = f"a sample of {name!r} may have several labels"
+    if drift.name not in ("P(X)", "domains"):
+        raise FedlibError(f"drift {drift.name!r}: {why}, and this kind goes by one; take 'domains' or 'P(X)'")
+    if drift.few:
+        raise FedlibError(f"drift: few_per_class: {drift.few}, but {why}; set few_per_class: 0")
+
+
 def read(spec: Mapping[str, Any]) -> Drift:
     """The drift that `spec` describes; raises FedlibError for an unknown key or a value out of range."""
     _, settings = resolve("drift", dict.fromkeys(KINDS, Drift), spec, supplied=("name",))

@@ -131,12 +131,15 @@ def make_drifting(
     what it was told.
 
     Bank, schedule, shards, copies, splits and visitors have each a random stream of their own: another severity, for
-    one, leaves the shards as they are. Raises FedlibError for texts, and for a client without enough samples.
+    one, leaves the shards as they are. Raises FedlibError for texts, for a client without enough samples, and, where
+    samples have several labels, for what goes by one: P(Y), P(Y|X), P(X|Y) and few_per_class.
     """
     if pool.words:
         raise FedlibError(f"drift: {dict(drift)} changes images, but {pool.name!r} is text; leave drift out")
     asked = drifts.read(drift)
     drifts.check_spec(drift, rounds)
+    if pool.several_labels:
+        drifts.check_label_free(asked, pool.name)
     check_number("clients", clients, least=1, whole=True)
     pool = subset(pool, samples, numpy_stream(seed, "subset"))
     names = () if pool.domains is None else pool.domain_names
@@ -280,5 +283,7 @@ def _visitors(shards: _Shards, bank: Sequence[Distribution], course: Schedule) -
 def _few(labels: np.ndarray, per_class: int, rng: np.random.Generator) -> np.ndarray:
     """Places of `per_class` samples of each class, at most half of them; ascending."""
     order = rng.permutation(len(labels))
+    if not per_class:
+        return order[:0]
     mine = [order[labels[order] == k] for k in np.unique(labels)]
     return np.sort(np.concatenate([own[: min(per_class, len(own) // 2)] for own in mine]))

@@ -21,7 +21,8 @@ from fedlib.streams import numpy_stream
 
 @dataclass(frozen=True)
 class Samples:
-    """images: uint8 (n, 3, H, W), channels last in memory, or of texts int32 (n, L); labels: int64 (n,)."""
+    """images: uint8 (n, 3, H, W), channels last in memory, or of texts int32 (n, L); labels: int64 (n,), or (n, U) of 0
+    and 1 where a sample may have several of U."""
 
     images: Tensor
     labels: Tensor
@@ -96,6 +97,11 @@ class Federation:
         return self
 
     @property
+    def several_labels(self) -> bool:
+        """Whether a sample may have several labels."""
+        return self.clients[0].train.labels.ndim == 2
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """n_i: training samples of each client."""
         return tuple(len(client.train) for client in self.clients)
@@ -110,7 +116,8 @@ class Federation:
         """All clients' test samples, each with its client's appearance, and the origin (client) of each."""
         images = torch.cat([client.test.images for client in self.clients])
         labels = torch.cat([client.test.labels for client in self.clients])
-        origin = torch.cat([torch.full_like(client.test.labels, client.index) for client in self.clients])
+        tests = [(client.index, client.test.labels) for client in self.clients]
+        origin = torch.cat([held.new_full((len(held),), index) for index, held in tests])
         return Samples(images, labels), origin
 
     def skew(self) -> pd.DataFrame:
@@ -166,10 +173,13 @@ def make_federation(
 
     Every client's images, train and test alike, are then given that client's fixed appearance (FedDRM spec, 3.3). The
     colour operations act on single pixels, so they are applied once here, before the random crop of training. Texts
-    have no appearance: raises FedlibError for a shift of theirs.
+    have no appearance: raises FedlibError for a shift of theirs, and for a partition by labels where samples have
+    several.
     """
     if pool.words and shift is not None:
         raise FedlibError(f"shift: {shift} changes how images look, but {pool.name!r} is text; leave shift out")
+    if pool.several_labels:
+        partitions.check_label_free(partition, pool.name)
     pool = subset(pool, samples, numpy_stream(seed, "subset"))
     offered = np.flatnonzero(pool.split == 0) if test_share == 0 else np.arange(len(pool))
     domains = None if pool.domains is None else pool.domains[offered]

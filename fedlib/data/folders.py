@@ -74,10 +74,8 @@ def read(folder: Path, name: str, layout: Layout) -> Pool:
 
 def read_files(files: Files, name: str, size: int) -> Pool:
     """The data set `name` of these files, size x size pixels. Raises FedlibError naming the file that is damaged."""
-    images = np.empty((len(files.paths), 3, size, size), np.uint8)  # filled in place: PACS is 0.5 GB
-    for image, path in zip(images, files.paths, strict=True):
-        image[:] = _picture(path, size)
-    labels, split = np.array(files.labels, np.int64), np.array(files.split, np.uint8)
+    images, labels = pictures(files.paths, size), np.array(files.labels, np.int64)
+    split = np.array(files.split, np.uint8)
     domains = None if files.domains is None else np.array(files.domains, np.int64)
     return Pool(name, images, labels, files.classes, split, labels, domains, files.domain_names)
 
@@ -200,6 +198,14 @@ def pictures_in(home: Path) -> list[Path]:
     if not names:
         raise FedlibError(f"{home}: no image is in it ({', '.join(ENDINGS)}); fill the folder or remove it")
     return [home / name for name in names]
+
+
+def pictures(paths: Sequence[Path], size: int) -> np.ndarray:
+    """uint8 (N, 3, size, size). Raises FedlibError naming the file that is damaged."""
+    images = np.empty((len(paths), 3, size, size), np.uint8)  # filled in place: PACS is 0.5 GB
+    for image, path in zip(images, paths, strict=True):
+        image[:] = _picture(path, size)
+    return images
 
 
 def _picture(path: Path, size: int) -> np.ndarray:

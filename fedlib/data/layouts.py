@@ -1,4 +1,4 @@
-"""Image data sets that are published in a layout of their own: FEMNIST by writer, FedISIC2019, TinyImageNet.
+"""Image data sets that are published in a layout of their own: FEMNIST by writer, FedISIC2019, TinyImageNet, CheXpert.
 
 What lies in plain class folders is in `data.folders`; Kvasir's entry there is here, as it came with the others (FedFew
 spec, 3).
@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedlib.checks import FedlibError
-from fedlib.data import leaf
+from fedlib.data import chexpert, folders, leaf, tables
 from fedlib.data.folders import Files, Layout, pictures_in, read_files
 from fedlib.data.pool import Pool
 
@@ -31,6 +31,7 @@ class Known:
 
     folder: its name under the data root. layout, source: what lies there and where to get it, for the error when it is
     missing. read: folder and name -> the data set. outline: folder -> numbers of images and classes, no image read.
+    changed: folder -> when it last did, in ns.
     """
 
     folder: str
@@ -38,6 +39,7 @@ class Known:
     source: str
     read: Callable[[Path, str], Pool]
     outline: Callable[[Path], tuple[int, int]]
+    changed: Callable[[Path], int] = folders.changed
 
 
 def fed_isic(folder: Path) -> Files:
@@ -52,17 +54,17 @@ def fed_isic(folder: Path) -> Files:
     label = next(column for column in ("target", "label") if column in table)
     part = next((column for column in ("fold", "split") if column in table), None)
     numbers, parts = [str(k) for k in range(len(LESIONS))], ("train", "test")
-    _refuse(path, table, label, ~table[label].isin(numbers), f"a whole number from 0 to {len(LESIONS) - 1}")
-    _refuse(path, table, "center", table["center"] == "", "the name of a centre")
+    tables.refuse(path, table, label, ~table[label].isin(numbers), f"a whole number from 0 to {len(LESIONS) - 1}")
+    tables.refuse(path, table, "center", table["center"] == "", "the name of a centre")
     if part is not None:
-        _refuse(path, table, part, ~table[part].isin(parts), "train or test")
+        tables.refuse(path, table, part, ~table[part].isin(parts), "train or test")
     absent = [name for name, k in zip(LESIONS, numbers, strict=True) if k not in set(table[label])]
     if absent:
         raise FedlibError(f"{path}: no line is of {', '.join(absent)}; take all of the set, or a part with every label")
     pictures = _by_name(_home(folder))
-    _refuse(path, table, "image", ~table["image"].isin(pictures.keys()), f"a picture in {_home(folder)}")
+    tables.refuse(path, table, "image", ~table["image"].isin(pictures.keys()), f"a picture in {_home(folder)}")
     found = table["image"].map(pictures.__getitem__)
-    _refuse(path, table, "image", found.duplicated(), "new: an earlier line has it, too")
+    tables.refuse(path, table, "image", found.duplicated(), "new: an earlier line has it, too")
     centres = sorted(set(table["center"]), key=lambda name: (int(name) if name.isdecimal() else math.inf, name))
     rows = sorted(
         zip(
@@ -81,10 +83,7 @@ def _table(folder: Path) -> tuple[Path, pd.DataFrame]:
     """The one table in `folder` that has the columns of `fed_isic`, all of its values as text."""
     found = {}
     for path in sorted(folder.glob("[!.]*.csv")):
-        try:
-            table = pd.read_csv(path, dtype=str, keep_default_na=False).fillna("")
-        except (OSError, ValueError) as error:
-            raise FedlibError(f"{path}: cannot be read as a table ({error}); mend or remove it") from error
+        table = tables.read(path)
         if {"image", "center"} <= set(table.columns) and {"target", "label"} & set(table.columns) and len(table):
             found[path] = table
     if len(found) != 1:
@@ -92,14 +91,6 @@ def _table(folder: Path) -> tuple[Path, pd.DataFrame]:
         reason = f"{names} could be; keep one of them" if found else "none is; add it"
         raise FedlibError(f"{folder}: one .csv has to be a table with columns image, center, target or label; {reason}")
     return found.popitem()
-
-
-def _refuse(path: Path, table: pd.DataFrame, column: str, wrong: pd.Series, wanted: str) -> None:
-    if wrong.any():
-        row = int(wrong.to_numpy().argmax())
-        raise FedlibError(
-            f"{path}, line {row + 2}: {column} {table[column].iloc[row]!r} is not {wanted}; mend the line"
-        )
 
 
 def _home(folder: Path) -> Path:
@@ -180,6 +171,15 @@ def _outline(scan: Callable[[Path], Files], folder: Path) -> tuple[int, int]:
 
 
 LAYOUTS: Mapping[str, Known] = {
+    "chexpert": Known(
+        chexpert.FOLDER,
+        "train.csv and train/<patient>/<study>/*.jpg",
+        "CheXpert by Irvin et al., AAAI 2019, the small version: CheXpert-v1.0-small.zip as it is unpacked, to be had "
+        "from Stanford's page after agreeing to its terms",
+        chexpert.read,
+        chexpert.outline,
+        chexpert.changed,
+    ),
     "femnist": Known(
         "femnist",
         "{train,test}/*.json",

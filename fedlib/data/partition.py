@@ -272,6 +272,17 @@ def check_spec(spec: Mapping[str, Any]) -> None:
     _check_settings(spec["name"], given)
 
 
+def check_label_free(spec: Mapping[str, Any], name: str) -> None:
+    """Raise FedlibError if the partition goes by labels, of which the samples of the data set `name` have several."""
+    check_spec(spec)
+    by_domain_alone = spec["name"] == "by_domain" and spec.get("repair") is False and spec.get("alpha") is None
+    if spec["name"] not in ("iid", "quantity", "by_source") and not by_domain_alone:
+        raise FedlibError(
+            f"partition: {dict(spec)} goes by labels, but a sample of {name!r} may have several; take iid, quantity, "
+            "by_source, or by_domain with repair: false and without alpha"
+        )
+
+
 def partition(
     spec: Mapping[str, Any],
     labels: np.ndarray,

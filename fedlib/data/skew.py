@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 def counts(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.ndarray:
     """How many samples of each class each client holds: int64, (clients, classes)."""
     labels = np.asarray(labels)
+    if labels.ndim > 1:
+        raise FedlibError(f"labels are of shape {labels.shape}: a sample may have several, and none is its class")
     if len(labels) and (labels.min() < 0 or labels.max() >= classes):
         raise FedlibError(f"labels run from {labels.min()} to {labels.max()}, but classes is {classes}")
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from fedlib.checks import FedlibError, check_choice, nearest
-from fedlib.data import domains, embedded, folders, fundus, layouts, official, packs, shapes, text
+from fedlib.data import chexpert, domains, embedded, folders, fundus, layouts, official, packs, shapes, text
 from fedlib.data.domains import COMBINED, DIGITS
 from fedlib.data.folders import Layout
 from fedlib.data.layouts import LAYOUTS
@@ -50,10 +50,18 @@ FOLDERS: Mapping[str, Layout] = {
 defaults of Layout."""
 
 ALIASES: Mapping[str, str] = {
+    "chexpert": "chexpert:2",
     "cifar20": "cifar100:coarse",
     "fashion-mnist": "fashion_mnist",
     "tiny-imagenet-200": "tiny_imagenet",
 }
+
+SUFFIXES: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(COMBINED, ("small",)),
+    **{name: (count,) for name, count in domains.FIRST.items()},
+    "chexpert": chexpert.SUFFIXES,
+}
+"""What may stand behind the colon of "<name>:<suffix>"; "coarse" where nothing else is said."""
 
 
 class Available(NamedTuple):
@@ -76,8 +84,7 @@ def _parse(name: str) -> tuple[str, str]:
     """The stem of a data set's name and its suffix, "" for none: "cifar20" -> ("cifar100", "coarse")."""
     stem, colon, suffix = ALIASES.get(name, str(name)).partition(":")
     if colon:
-        valid = "small" if stem in COMBINED else domains.FIRST.get(stem, "coarse")
-        check_choice(f"data set {name!r}: suffix", suffix, [valid])
+        check_choice(f"data set {name!r}: suffix", suffix, SUFFIXES.get(stem, ("coarse",)))
     if not stem or Path(stem).name != stem:
         raise FedlibError(f"data set {name!r} is not a plain name; give a file's stem, and its folder as the data root")
     return stem, suffix
@@ -108,7 +115,7 @@ def load(name: str, root: str | Path | None = None, download: bool | None = None
 
     "<name>:coarse" takes the coarse labels and leaves partitions to the fine ones; "cifar20" is "cifar100:coarse".
     "<name>:small" takes at most domains.SMALL images of each member of a combined set; "office_home:20" takes the
-    first 20 classes alone (domains.FIRST).
+    first 20 classes alone (domains.FIRST); "chexpert:2", ":4" and ":8" have so many domains.
     root: see `data_root`. A pack goes before torchvision's layout and before folders.
     download: let torchvision fetch what is missing; None asks the variable FEDLIB_DOWNLOAD (1: yes).
 
@@ -150,8 +157,9 @@ def _place(name: str, root: Path, download: bool) -> Place:
         raise _missing(name, stem, root)
     if stem in text.SETS:
         return Place(path, text.changed(path))
-    single = path.suffix == ".npz" or stem in OFFICIAL
-    return Place(path, path.stat().st_mtime_ns if single else folders.changed(path))
+    if path.suffix == ".npz" or stem in OFFICIAL:
+        return Place(path, path.stat().st_mtime_ns)
+    return Place(path, LAYOUTS[stem].changed(path) if stem in LAYOUTS else folders.changed(path))
 
 
 @lru_cache(maxsize=4)
@@ -181,7 +189,7 @@ def _read(name: str, root: Path, path: Path) -> Pool:
         return packs.read(path, name, bool(suffix))
     if stem in OFFICIAL:
         return official.read(name, stem, bool(suffix), root, path)
-    if suffix:
+    if suffix and stem not in SUFFIXES:
         raise FedlibError(f"data set {name!r}: {path} has no coarse labels; take {stem!r}")
     if stem in text.SETS:
         return text.read(path, name)
@@ -318,6 +326,8 @@ def _combined(lines: list[Available]) -> list[Available]:
 def check(name: str, root: str | Path | None = None) -> pd.DataFrame:
     """Load `name` in full, with every check of `load`, and count: one row a class, columns train and test.
 
+    Where samples have several labels, each is counted in every row of one of its labels.
+
     A data set with domains has the columns "<domain> train" and "<domain> test" of each behind these two.
     """
     pool = load(name, root, download=False)
@@ -326,13 +336,7 @@ def check(name: str, root: str | Path | None = None) -> pd.DataFrame:
 
 
 def _held(pool: Pool) -> Iterator[tuple[str, np.ndarray]]:
-    """How many samples of each class are train and test, (2, classes): of all, then of each domain, if there are any.
-
-    One pass over the samples, as there may be thousands of domains.
-    """
-    classes, many = len(pool.classes), max(1, len(pool.domain_names))
-    home = np.zeros(len(pool), np.int64) if pool.domains is None else pool.domains
-    cell = (home * 2 + pool.split) * classes + pool.labels
-    table = np.bincount(cell, minlength=many * 2 * classes).reshape(many, 2, classes)
+    """Samples of each class that are train and test, (2, classes): of all, then of each domain, if there are any."""
+    table = pool.counts()
     yield "", table.sum(axis=0)
     yield from zip((f"{name} " for name in pool.domain_names), table, strict=False)

@@ -32,6 +32,20 @@ def known() -> dict[str, type[Method]]:
     return dict(sorted(found.items()))
 
 
+def check_labels(method: Method) -> None:
+    """Raise FedlibError unless the method is made for samples of several labels, as its own class has to say.
+
+    What a class inherits does not count: a subclass may do more with the labels, and is refused until it says so, too.
+    """
+    if not vars(type(method)).get("several_labels"):
+        able = [name for name, cls in known().items() if vars(cls).get("several_labels")]
+        raise FedlibError(
+            f"method: {type(method).__name__} is for samples of one label, but here they may have several; take one of "
+            f"{', '.join(able)}"
+        )
+    method.check_labels()
+
+
 def make(spec: str | Mapping[str, Any]) -> Method:
     """A method from its name, or from {"name": "FedDRM", "lam": 0.8}. Raises FedlibError on an unknown name or key."""
     if isinstance(spec, str):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,7 @@ class APFL(Method):
     mixing_lr: eta; None takes the local rate. The history has the mean of a_i as train_loss[mixing].
     """
 
+    several_labels: ClassVar[bool] = True
     mixing: float = hyper(0.5, least=0.0, most=1.0)
     adaptive: bool = True
     mixing_lr: float | None = hyper(None, above=0.0)

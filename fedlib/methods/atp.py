@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlib.checks import check_choice
+from fedlib.checks import check_choice, need_fewer
 from fedlib.data.federation import Visitor
-from fedlib.methods.method import Crowd, Method, Server, State, Task, Upload, Work, hyper, need_fewer, weighted_mean
+from fedlib.methods.method import Crowd, Method, Server, State, Task, Upload, Work, hyper, weighted_mean
 from fedlib.training import Local, NotFinite, batches, prepare
 
 RATES, ROUNDS = "rates", "rounds"

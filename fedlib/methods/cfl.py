@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -54,6 +55,7 @@ class CFL(Method):
         advises thresholds from the course of the norms, and none from accuracy.
     """
 
+    several_labels: ClassVar[bool] = True
     eps1: float = hyper(0.4, least=0.0)
     eps2: float = hyper(1.6, least=0.0)
     gamma_max: float = hyper(0.0, least=0.0, below=1.0)

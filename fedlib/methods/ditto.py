@@ -6,6 +6,7 @@ Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Person
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedlib.methods.fedprox import FedProx
 from fedlib.methods.method import Method, Upload, Work, hyper
@@ -25,6 +26,7 @@ class Ditto(Method):
     personal_steps: S; None takes as many as the global model gets.
     """
 
+    several_labels: ClassVar[bool] = True
     lam: float = hyper(1.0, least=0.0)
     personal_steps: int | None = hyper(None, least=1, whole=True)
 

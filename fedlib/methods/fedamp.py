@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,7 @@ class FedAMP(LocalOnly):
     lam: 0 is LocalOnly (SGD is stable only while lr * lam / step is below about 2).
     """
 
+    several_labels: ClassVar[bool] = True
     lam: float = hyper(1.0, least=0.0)
     step: float = hyper(1.0, above=0.0)
     sigma: float | None = hyper(None, above=0.0)

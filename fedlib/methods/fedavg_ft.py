@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedlib.methods.method import Method, Server, State, Upload, Work, hyper, need_fewer
+from fedlib.checks import need_fewer
+from fedlib.methods.method import Method, Server, State, Upload, Work, hyper
 from fedlib.training import Local
 
 

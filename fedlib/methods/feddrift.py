@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from fedlib.checks import check_choice
+from fedlib.checks import FedlibError, check_choice
 from fedlib.data.federation import Client
 from fedlib.forward import accuracy, mean_loss
 from fedlib.methods.ifca import cluster_means
@@ -56,7 +57,8 @@ class FedDrift(Method):
     trained on); who is absent keeps its model.
 
     delta: in units of the loss; the default is the implementation's, for measure "error".
-    measure: l_i is the "error" (one minus the accuracy: the implementation's) or the "cross-entropy".
+    measure: l_i is the "error" (one minus the accuracy: the implementation's) or the "cross-entropy", the only one for
+        samples of several labels (each label's binary one, see labels.label_loss).
     most: K at most, or None. At the bound a client that has drifted takes over the model without a client that has been
         so for longest (ties go to the lowest k); if every model has one, it stays with model k_i.
 
@@ -64,6 +66,7 @@ class FedDrift(Method):
     which model k had a client.
     """
 
+    several_labels: ClassVar[bool] = True
     delta: float = hyper(0.06, above=0.0)
     measure: str = "error"
     most: int | None = hyper(None, least=1, whole=True)
@@ -71,6 +74,13 @@ class FedDrift(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("FedDrift.measure", self.measure, MEASURES)
+
+    def check_labels(self) -> None:
+        if self.measure == "error":
+            raise FedlibError(
+                "FedDrift.measure: error is the share of wrong classes, which samples of several labels do not have; "
+                "give measure: cross-entropy, and a delta in its units"
+            )
 
     @property
     def differs_by_client(self) -> bool:

@@ -6,6 +6,7 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogen
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import nn
 
@@ -20,6 +21,7 @@ class FedProx(Method):
     mu: how short the leash is; 0 is FedAvg.
     """
 
+    several_labels: ClassVar[bool] = True
     mu: float = hyper(0.01, least=0.0)
 
     def loss(self, model: nn.Module, batch: Batch, work: Work) -> Terms:

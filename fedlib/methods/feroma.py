@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fedlib import profiles
-from fedlib.checks import FedlibError, check_choice, check_number
+from fedlib.checks import FedlibError, check_choice, check_number, need_fewer
 from fedlib.data.federation import Client, Visitor
-from fedlib.methods.method import Crowd, Method, Server, State, Task, Upload, hyper, need_fewer, weighted_mean
+from fedlib.methods.method import Crowd, Method, Server, State, Task, Upload, hyper, weighted_mean
 from fedlib.privacy import NOISES, private_marginals, private_statistics
 from fedlib.streams import torch_stream
 from fedlib.votes import first_argmax
@@ -66,6 +67,7 @@ class FEROMA(Method):
     column j, -1 where there is no such pair.
     """
 
+    several_labels: ClassVar[bool] = True
     warmup: int = hyper(5, least=1, whole=True)
     threshold: float = hyper(1.5, least=0.0)
     temperature: float | str = 1.0
@@ -98,6 +100,11 @@ class FEROMA(Method):
 
     def check(self, rounds: int, local: object) -> None:
         need_fewer(self, "warmup", self.warmup, rounds, "rounds")
+
+    def check_labels(self) -> None:
+        if self.epsilon is not None:
+            name = f"{type(self).__name__}.epsilon"
+            raise FedlibError(f"{name}: {self.epsilon} is for one label a sample, not for several; leave epsilon out")
 
     @property
     def needs_validation(self) -> bool:

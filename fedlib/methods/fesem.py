@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +41,7 @@ class FeSEM(IFCA):
     The server's memory keeps membership (m,): k_i, -1 before a client's first round.
     """
 
+    several_labels: ClassVar[bool] = True
     selection: str = "train"
 
     def broadcast(self, server: Server, client: int, memory: State) -> State:

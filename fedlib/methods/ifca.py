@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,8 @@ class IFCA(Several):
 
     The server's memory keeps membership (m,): the cluster that each client chose last, -1 before its first round.
     """
+
+    several_labels: ClassVar[bool] = True
 
     def remember(self, task: Task) -> State:
         return super().remember(task) | {"membership": torch.full((task.clients,), -1)}

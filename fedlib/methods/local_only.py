@@ -6,6 +6,7 @@ The floor under personalised methods: what collaboration gains is measured from 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedlib.methods.method import Method, Work
 
@@ -16,6 +17,8 @@ class LocalOnly(Method):
 
     All w_i start as the same network, the one that every method starts from. Who is not drawn stands still.
     """
+
+    several_labels: ClassVar[bool] = True
 
     @property
     def differs_by_client(self) -> bool:

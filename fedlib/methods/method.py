@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlib import models
-from fedlib.checks import FedlibError, check_number, whole_as_float
+from fedlib.checks import check_number, whole_as_float
 from fedlib.data.federation import Client, Federation, Samples, Visitor
 from fedlib.forward import class_scores, mean_loss
+from fedlib.labels import label_loss, probabilities
 from fedlib.models.network import Network
 from fedlib.streams import derive
 from fedlib.training import Batch, Local, Terms, backward, batches, only, sgd
-from fedlib.votes import majority_vote, mean_softmax
+from fedlib.votes import voted
 
 State = dict[str, Tensor]
 
@@ -113,7 +113,8 @@ class Site:
 
 @dataclass(frozen=True)
 class Answer:
-    """Predicted labels (N,) of queries whose client is unknown; origin (N,): the client each was sent to, if any."""
+    """Predicted labels (N,) of queries whose client is unknown, or scores (N, U) where a query may have several labels;
+    origin (N,): the client each was sent to, if any."""
 
     labels: Tensor
     origin: Tensor | None = None
@@ -140,7 +141,11 @@ class Method:
     """FedAvg. Server: theta <- sum_i (n_i / n) theta_i. Client: E steps of SGD on the cross-entropy from theta.
 
     A subclass overrides the steps that differ; its dataclass fields are its hyper-parameters.
+
+    several_labels: whether the class, and not one it inherits from, says that it is made for samples of several labels.
     """
+
+    several_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -151,6 +156,9 @@ class Method:
 
     def check(self, rounds: int, local: Local) -> None:
         """Raise FedlibError if the hyper-parameters do not fit the experiment."""
+
+    def check_labels(self) -> None:
+        """Raise FedlibError if the hyper-parameters do not fit samples of several labels."""
 
     @property
     def needs_validation(self) -> bool:
@@ -196,8 +204,8 @@ class Method:
         return server.weights
 
     def loss(self, model: nn.Module, batch: Batch, work: Work) -> Terms:
-        """Named loss terms of one mini-batch; "total" is minimised."""
-        target = F.cross_entropy(model(batch.x), batch.y)
+        """Named loss terms of one mini-batch; "total" is minimised. Of several labels: see labels.label_loss."""
+        target = label_loss(model(batch.x), batch.y)
         return {"total": target, "target": target}
 
     def client_update(self, work: Work) -> Upload:
@@ -280,10 +288,11 @@ class Method:
         if client is not None:
             crowd.model.load_state_dict(self.personal_model(crowd.server, client, crowd.memories[client]))
             return class_scores(crowd.model, visitor.samples.images, self.class_logits)
-        losses, scores = [], []
+        losses, scores, several = [], [], visitor.few.labels.ndim == 2
         for state in self.served(crowd.server):
             crowd.model.load_state_dict(state)
-            scores.append(class_scores(crowd.model, visitor.samples.images, self.class_logits).softmax(-1))
+            logits = class_scores(crowd.model, visitor.samples.images, self.class_logits)
+            scores.append(probabilities(logits, several))
             if len(visitor.few):
                 losses.append(mean_loss(crowd.model, visitor.few, self.class_logits))
         return scores[int(torch.stack(losses).argmin())] if losses else torch.stack(scores).mean(0)
@@ -298,8 +307,8 @@ class Method:
 
     def route(self, crowd: Crowd) -> dict[str, Answer]:
         """Who answers a query of unknown origin: all clients' models vote. The first entry is the method's own rule."""
-        logits = crowd.logits()
-        return {"majority vote": Answer(majority_vote(logits)), "mean softmax": Answer(mean_softmax(logits))}
+        found = voted(crowd.logits(), crowd.federation.several_labels)
+        return {rule: Answer(labels) for rule, labels in found.items()}
 
 
 def initial_state(method: Method, task: Task) -> tuple[nn.Module, Server, list[State]]:
@@ -339,11 +348,3 @@ def weighted_mean(start: State, uploads: Iterable[Upload], weight: Callable[[Upl
 def as_like(like: Tensor, mean: Tensor) -> Tensor:
     """A mean in the type of what it is the mean of; whole numbers stay whole (BatchNorm counts its batches)."""
     return (mean if like.is_floating_point() else mean.round()).to(like.dtype)
-
-
-def need_fewer(method: Method, name: str, value: int, limit: int, what: str) -> None:
-    """Raise unless value < limit."""
-    if value >= limit:
-        raise FedlibError(
-            f"{type(method).__name__}.{name}: {value} is not below {what} ({limit}); lower one or raise the other"
-        )

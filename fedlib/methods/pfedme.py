@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -37,6 +38,7 @@ class PFedMe(Method):
     less: a third for 5 steps at rate 0.005 and lam 15.
     """
 
+    several_labels: ClassVar[bool] = True
     lam: float = hyper(15.0, above=0.0)
     inner: int = hyper(5, least=1, whole=True)
     inner_lr: float | None = hyper(None, above=0.0)

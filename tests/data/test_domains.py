@@ -6,6 +6,7 @@ from PIL import Image
 
 from fedlib.checks import FedlibError
 from fedlib.data import domains, vision
+from fedlib.data.drifting import make_drifting
 from fedlib.data.pool import Pool
 
 pytestmark = pytest.mark.usefixtures("data_root")
@@ -145,26 +146,52 @@ def test_small_takes_at_most_2000_and_500_of_a_member_by_class(tmp_path):
     assert (np.diff(np.unwrap(levels, period=251)) > 0).all()  # no image twice, and the pack's order
 
 
-def test_office_home_20_is_the_first_20_classes_with_domain_and_split_of_the_whole(tmp_path):
-    """FEROMA spec, 3.5. Colours tell class, domain and picture; class k + 1 is after class k by the alphabet."""
-    names = ("Art", "Clipart", "Product", "Real World")
-    for d, domain in enumerate(names):
+OFFICE = ("Art", "Clipart", "Product", "Real World")
+
+
+def write_office(root):
+    """Colours tell class, domain and picture; class k + 1 is after class k by the alphabet."""
+    for d, domain in enumerate(OFFICE):
         for k in reversed(range(65)):
             for picture in range(2):
-                path = tmp_path / "office_home" / domain / f"c{k:02}" / f"{picture}.png"
+                path = root / "office_home" / domain / f"c{k:02}" / f"{picture}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 Image.new("RGB", (3, 3), (k, d, picture)).save(path)
+
+
+def test_office_home_20_is_the_first_20_classes_with_domain_and_split_of_the_whole(tmp_path):
+    """FEROMA spec, 3.5."""
+    write_office(tmp_path)
     pool, whole = vision.load("office_home:20"), vision.load("office_home")
     assert pool.name == "office_home:20" and pool.classes == tuple(f"c{k:02}" for k in range(20))
     colours = np.stack([pool.labels, pool.domains, np.arange(160) % 2], axis=1)
     assert pool.images.shape == (160, 3, 64, 64) and (pool.images == colours[:, :, None, None]).all()
     assert pool.labels.tolist() == [k for k in range(20) for _ in range(2)] * 4
     assert np.array_equal(pool.partition_labels, pool.labels)
-    assert pool.domain_names == names and np.bincount(pool.domains).tolist() == [40] * 4
+    assert pool.domain_names == OFFICE and np.bincount(pool.domains).tolist() == [40] * 4
     assert pool.split.tolist() == ([0] * 8 + [1, 1]) * 16
     assert len(whole) == 4 * 65 * 2 and len(whole.classes) == 65
     with pytest.raises(FedlibError, match="'office_home:10': suffix: '10' is unknown; did you mean '20'"):
         vision.load("office_home:10")
+
+
+def test_office_home_20_drifts_by_domains(tmp_path):
+    """A phase has pictures of its domain alone, a visitor those of its own, and tests share none with training."""
+    write_office(tmp_path)
+    pool, drift = vision.load("office_home:20"), {"name": "domains", "phases": 3, "phase_samples": 10}
+    fed = make_drifting(pool, 4, drift, rounds=3, seed=0)
+    assert [one.label for one in fed.distributions] == list(OFFICE)
+    trained, tested = set(), set()
+    for round in (1, 2, 3):
+        for client in fed.at(round).clients:
+            own, test = (part.images[:, :, 0, 0].tolist() for part in (client.train, client.test))
+            assert len(own) == 8 and {d for _, d, _ in own + test} == {client.domain} == {client.distribution}
+            assert client.train.labels.tolist() == [k for k, _, _ in own]
+            trained |= set(map(tuple, own))
+            tested |= set(map(tuple, test))
+    assert len({d for _, d, _ in trained}) > 1 and not trained & tested
+    for visitor in fed.visitors:
+        assert (visitor.samples.images[:, 1] == visitor.distribution).all()
 
 
 def test_office_home_20_is_taken_of_a_pack_too_if_it_has_so_many_classes(tmp_path):

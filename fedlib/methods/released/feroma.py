@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class FEROMAAsReleased(FEROMA):
     each round, and n_j goes with the model.
     """
 
+    several_labels: ClassVar[bool] = True
     threshold: float = hyper(0.0, least=0.0)
     fallback: str = "samples"
     mapping: str = "inverse"

@@ -6,6 +6,7 @@ Each class changes one step and names where the specification says so.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import nn
 
@@ -24,6 +25,7 @@ class PFedMeInFedRC(FedProx, LocalOnly):
     mu: 0 by default, which is LocalOnly: theta then goes up and down and moves nobody.
     """
 
+    several_labels: ClassVar[bool] = True
     mu: float = hyper(0.0, least=0.0)
 
     def begin(self, model: nn.Module, task: Task) -> State:
