@@ -25,14 +25,10 @@ def _path(module: str) -> Path | None:
 
 
 @cache
-def _tree(path: Path, changed: float) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def _imports(tree: ast.Module, module: str) -> set[str]:
-    """What `module`, whose code `tree` is, imports of its own package; relative imports too."""
+def _imports(path: Path, changed: float, module: str) -> frozenset[str]:
+    """What `module`, whose code is at `path`, imports of its own package; relative imports too."""
     found, package = set(), module.split(".")[0]
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             home = module.rsplit(".", node.level)[0] if node.level else ""
             name = ".".join(part for part in (home, node.module) if part)
@@ -40,7 +36,7 @@ def _imports(tree: ast.Module, module: str) -> set[str]:
                 found |= {name, *(f"{name}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name.split(".")[0] == package}
-    return found
+    return frozenset(found)
 
 
 class _WithoutWords(ast.NodeTransformer):
@@ -75,5 +71,5 @@ def fingerprints(modules: Iterable[str]) -> dict[str, str]:
         seen[module] = _digest(path, changed)
         if _first_seen.setdefault(path, seen[module]) != seen[module]:
             raise FedlibError(f"{path} has changed, but the old code is still loaded; restart Python (or the kernel)")
-        waiting += sorted(_imports(_tree(path, changed), module))
+        waiting += sorted(_imports(path, changed, module))
     return dict(sorted(seen.items()))
