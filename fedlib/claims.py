@@ -142,7 +142,7 @@ def _interval(claim: Claim, effects: Sequence[float]) -> tuple[float, float, flo
 
 
 def _few(n: int) -> str:
-    return f"n = {n} < {FEWEST_SEEDS} seeds" if n < FEWEST_SEEDS else ""
+    return f"n = {n} < {FEWEST_SEEDS}" if n < FEWEST_SEEDS else ""
 
 
 def _side(claim: Claim, low: float, high: float) -> Answer:

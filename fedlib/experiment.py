@@ -22,6 +22,7 @@ from fedlib.data.drifting import make_drifting
 from fedlib.data.federation import Federation, make_federation
 from fedlib.data.pool import Pool
 from fedlib.methods.feddrm import FedDRM
+from fedlib.methods.feroma import FEROMA
 from fedlib.methods.method import Method, Task
 from fedlib.probes import check_probes, probe_modules
 from fedlib.rounds import Plan
@@ -99,6 +100,7 @@ class Experiment:
                 f"probes: drift compares FedDRM's two losses; {type(self.method).__name__} has no client head"
             )
         self._check_drift()
+        self._check_profiles()
         if self.test_share == 0 and self.drift is None:
             own = [name for name in self.probes if name in ("adapted", "validation", "random_crop")]
             if own or self.shift:
@@ -136,6 +138,19 @@ class Experiment:
             raise FedlibError(f"partition: {dict(self.partition)}, but drift divides the samples itself; leave one out")
         if self.shift is not None:
             raise FedlibError(f"shift: {dict(self.shift)}, but drift decides how images look; leave one out")
+
+    def _check_profiles(self) -> None:
+        """What is asked of FEROMA's profiles has to be there."""
+        if not isinstance(self.method, FEROMA):
+            if "mapping" in self.probes:
+                raise FedlibError(
+                    f"probes: mapping tells FEROMA's weights, but {type(self.method).__name__} has none; leave it out"
+                )
+        elif self.method.labelled and (self.drift is None or not drifts.read(self.drift).few):
+            raise FedlibError(
+                f"{type(self.method).__name__}.labelled: true, but visitors give no labelled samples; set "
+                "few_per_class of drift above 0, or labelled: false"
+            )
 
     def description(self) -> dict[str, Any]:
         """Plain data, canonical: what the key is made of, and what experiment.json shows."""

@@ -21,12 +21,27 @@ def as_they_are(outputs: Any) -> Tensor:
     return outputs
 
 
-def chunks(model: nn.Module, images: Tensor) -> Iterator[Any]:
-    """The network's raw output, 500 samples at a time; images as Samples has them."""
+def chunks(model: nn.Module, images: Tensor, part: Callable[[Tensor], Any] | None = None) -> Iterator[Any]:
+    """The network's raw output, 500 samples at a time; images as Samples has them.
+
+    part: what of the network is asked in its place, such as its backbone. The network stays in evaluation mode.
+    """
     model.eval()
     with torch.no_grad():
         for x in images.split(CHUNK):
-            yield model(prepare(x))
+            yield (model if part is None else part)(prepare(x))
+
+
+def labelled(
+    model: nn.Module, samples: Samples, part: Callable[[Tensor], Any] | None = None
+) -> Iterator[tuple[Any, Tensor]]:
+    """(what `chunks` gives, the labels of these samples)."""
+    return zip(chunks(model, samples.images, part), samples.labels.split(CHUNK), strict=True)
+
+
+def embeddings(model: nn.Module, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
+    """(z (n, width), the input of the head; the labels), 500 samples at a time."""
+    return labelled(model, samples, model.embed)  # type: ignore[arg-type]
 
 
 def class_scores(model: nn.Module, images: Tensor, class_logits: ClassLogits = as_they_are) -> Tensor:
@@ -37,7 +52,7 @@ def class_scores(model: nn.Module, images: Tensor, class_logits: ClassLogits = a
 def mean_loss(model: nn.Module, samples: Samples, class_logits: ClassLogits = as_they_are) -> Tensor:
     """The mean cross-entropy (), float64; of several labels, see labels.label_loss."""
     total = torch.zeros((), dtype=torch.float64, device=samples.labels.device)
-    for outputs, y in zip(chunks(model, samples.images), samples.labels.split(CHUNK), strict=True):
+    for outputs, y in labelled(model, samples):
         total += summed_loss(class_logits(outputs).double(), y)
     return total / len(samples)
 
@@ -47,6 +62,6 @@ def accuracy(model: nn.Module, samples: Samples, class_logits: ClassLogits = as_
     if samples.labels.ndim == 2:
         return macro_auroc(class_scores(model, samples.images, class_logits), samples.labels)
     right = torch.zeros((), device=samples.labels.device)
-    for outputs, y in zip(chunks(model, samples.images), samples.labels.split(CHUNK), strict=True):
+    for outputs, y in labelled(model, samples):
         right += (class_logits(outputs).argmax(-1) == y).sum()
     return right / len(samples)

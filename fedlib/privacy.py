@@ -38,12 +38,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fedlib.checks import FedlibError, check_choice, check_number
+from fedlib.profiles import ABSENT
 
 GAUSSIAN, ANALYTIC, LAPLACE = "gaussian", "analytic", "laplace"
 NOISES = (GAUSSIAN, ANALYTIC, LAPLACE)
 MARGINALS, GROUPS, STACKED = "marginals", "groups", "stacked"
-ABSENT = -1.0
-"""Stands for every statistic of a label that a client does not have."""
 
 
 def private_statistics(

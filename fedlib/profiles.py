@@ -13,8 +13,6 @@ first 2 ell coordinates are free of labels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -23,8 +21,7 @@ import torch
 from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
-from fedlib.forward import CHUNK
-from fedlib.training import prepare
+from fedlib.forward import chunks
 
 POINTS = 200
 """Reference points: the projection is fitted on them."""
@@ -38,22 +35,16 @@ INVERSE = 1.0e-8
 ROUNDING = 1.0e-12
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def latents(model: nn.Module, images: Tensor) -> Tensor:
+    """z (n, p): what the backbone makes of the images, flattened, in evaluation mode; images as Samples has them.
+
+    The network is left in the mode that it was in.
+    """
     before = model.training
-    model.eval()
     try:
-        with torch.no_grad():
-            yield
+        return torch.cat([f.flatten(1) for f in chunks(model, images, model.get_submodule("backbone"))])
     finally:
         model.train(before)
-
-
-def latents(model: nn.Module, images: Tensor) -> Tensor:
-    """z (n, p): what the backbone makes of the images, flattened, in evaluation mode; images as Samples has them."""
-    backbone = model.get_submodule("backbone")
-    with _evaluating(model):
-        return torch.cat([backbone(prepare(x)).flatten(1) for x in images.split(CHUNK)])
 
 
 def latent_size(model: nn.Module, shape: tuple[int, ...]) -> int:

@@ -23,7 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fedlib.checks import FedlibError
-from fedlib.methods.method import Server, State
+from fedlib.methods.method import Server
+from fedlib.methods.names import named, under
 from fedlib.metrics import Row
 from fedlib.rounds import Snapshot
 
@@ -56,10 +57,9 @@ def save_snapshot(path: Path, now: Snapshot) -> None:
 
     The metadata is one entry, because safetensors writes several in any order.
     """
-    tensors = {f"server/{name}": tensor for name, tensor in now.server.weights.items()}
-    tensors |= {f"server memory/{name}": tensor for name, tensor in now.server.memory.items()}
+    tensors = named("server", now.server.weights) | named("server memory", now.server.memory)
     for i, memory in enumerate(now.memories):
-        tensors |= {f"client {i}/{name}": tensor for name, tensor in memory.items()}
+        tensors |= named(f"client {i}", memory)
     about = {"round": now.server.round, "clients": len(now.memories), "history": now.history}
     # Copies, because clients that never took part share their first tensors, which safetensors refuses.
     plain = {name: tensor.cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
@@ -75,13 +75,8 @@ def load_snapshot(path: Path) -> Snapshot:
     except (SafetensorError, OSError, TypeError, KeyError) as error:
         raise FedlibError(f"{path} is damaged ({error}); delete it and run again") from error
 
-    def under(owner: str) -> State:
-        return {
-            name.removeprefix(owner + "/"): tensor for name, tensor in tensors.items() if name.startswith(owner + "/")
-        }
-
-    memories = [under(f"client {i}") for i in range(about["clients"])]
-    server = Server(under("server"), about["round"], under("server memory"))
+    memories = [under(f"client {i}", tensors) for i in range(about["clients"])]
+    server = Server(under("server", tensors), about["round"], under("server memory", tensors))
     return Snapshot(server, memories, [Row(*row) for row in about["history"]])
 
 

@@ -50,7 +50,7 @@ def test_the_threshold_is_what_the_interval_is_held_against():
 @pytest.mark.parametrize(("values", "effect"), [([], math.nan), ([5.0], 5.0), ([5.0, 7.0], 6.0)])
 def test_below_three_seeds_nothing_is_decided(values, effect):
     verdict = paired(CLAIM, values)
-    assert verdict.verdict == "undecided" and verdict.note == f"n = {len(values)} < 3 seeds"
+    assert verdict.verdict == "undecided" and verdict.note == f"n = {len(values)} < 3"
     assert verdict.effect == pytest.approx(effect, nan_ok=True) and math.isnan(verdict.low) and math.isnan(verdict.high)
     assert within(CLAIM, values, bound=100.0).verdict == "undecided"
 
@@ -139,7 +139,7 @@ def test_the_table_has_one_row_a_verdict():
     table = to_frame([paired(CLAIM, [1.9, 2.0, 2.1]), paired(CLAIM, [1.0])])
     assert list(table) == ["id", "statement", "threshold", "effect", "low", "high", "n", "verdict", "note"]
     assert table["verdict"].tolist() == ["holds", "undecided"] and table["n"].tolist() == [3, 1]
-    assert "n = 1 &lt; 3 seeds" in paired(CLAIM, [1.0])._repr_html_()
+    assert "n = 1 &lt; 3" in paired(CLAIM, [1.0])._repr_html_()
 
 
 def test_an_unknown_direction_is_refused():

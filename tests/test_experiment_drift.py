@@ -27,6 +27,8 @@ UNDER = {"samples": None, "drift": DRIFT, "rounds": 6, "validation_share": 0.2}
         ({"partition": {"name": "dirichlet", "alpha": 0.3}}, "drift divides the samples itself; leave one out"),
         ({"shift": {"name": "bit_grid"}}, "drift decides how images look; leave one out"),
         ({"drift": None, "probes": ["visitors"]}, "visitors are met under drift; give drift, or leave the probe out"),
+        ({"probes": ["mapping"]}, "mapping tells FEROMA's weights, but FedAvg has none; leave it out"),
+        ({"method": make({"name": "FEROMA", "labelled": True})}, "labelled: true, but visitors give no labelled samples"),
         ({"probes": ["adapted"]}, "probes: adapted trains on at the last round's rate, near zero on a cosine"),
         ({"method": make("FEROMA"), "validation_share": 0.0}, "FEROMA needs validation samples"),
         ({"method": make({"name": "FEROMA", "warmup": 6})}, "FEROMA.warmup: 6"),

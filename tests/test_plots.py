@@ -202,7 +202,7 @@ def test_the_forest_shows_each_effect_against_its_threshold():
     assert upper.get_yticklabels()[0].get_text() == "A1  routing beats the vote"
     assert [text.get_text() for text in upper.texts] == [
         "undecided  +2 [-0.484, +4.48], n = 3",
-        "undecided  +1, n = 1\nn = 1 < 3 seeds",
+        "undecided  +1, n = 1\nn = 1 < 3",
         "undecided, n = 1\nA1 undecided; A2 undecided",
     ]
     assert [text.get_text() for text in lower.texts] == ["fails  +6, n = 1\nexact"]

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from fedlib.checks import FedlibError
 from fedlib.data.federation import Client, Federation, Samples
 from fedlib.engines import Engine, Serial
 from fedlib.experiment import Experiment, make_experiment
+from fedlib.methods import make
 from fedlib.methods.fedavg import FedAvg
 from fedlib.methods.method import Method, State, Task, Upload, Work
+from fedlib.methods.names import named
+from fedlib.methods.several import Several, models, numbered
 from fedlib.rounds import Plan, Snapshot, federate
 from fedlib.runs import run
 from fedlib.training import Batch, Local, Terms
@@ -68,6 +73,38 @@ def same_snapshots(one: Snapshot, other: Snapshot) -> bool:
     memories = len(one.memories) == len(other.memories) and all(map(same, one.memories, other.memories))
     servers = same(one.server.weights, other.server.weights) and same(one.server.memory, other.server.memory)
     return memories and servers and one.history == other.history
+
+
+def refusal(spec: str | Mapping[str, Any]) -> str:
+    """What is said when a method is refused."""
+    try:
+        method = make(spec)
+    except FedlibError as error:
+        return str(error)
+    raise AssertionError(f"{spec} is not refused: {method}")
+
+
+@dataclass(frozen=True)
+class Dealt(Several):
+    """Client i trains model i mod K, and sends it up."""
+
+    def client_update(self, work: Work) -> Upload:
+        k = work.client % self.K
+        sent = super().client_update(replace(work, message=models(work.message)[k]))
+        return replace(sent, weights=named(k, sent.weights))
+
+
+def with_dropout(task: Task) -> nn.Module:
+    """The task's network, with dropout before the head."""
+    network = task.network()
+    network.transform = nn.Sequential(network.transform, nn.Dropout(0.5))
+    return network
+
+
+def leaning(*gaps: float) -> State:
+    """theta of linear models on three channels that say the second class with probability sigma(gap), whatever the
+    image."""
+    return numbered([{"head.weight": torch.zeros(2, 3), "head.bias": torch.tensor([0.0, gap])} for gap in gaps])
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from fedlib.analysis.routing import crowd_of
 from fedlib.checks import FedlibError, check_choice
-from fedlib.forward import CHUNK
+from fedlib.forward import class_scores
 from fedlib.methods.several import Several
 from fedlib.runs import Run
-from fedlib.training import prepare
 
 PARTS = ("train", "validation", "test")
 
@@ -44,7 +43,6 @@ class Answers:
         return (self.logits.mean(1).argmax(1) == self.labels).numpy()
 
 
-@torch.no_grad()
 def answers(run: Run, part: str) -> list[Answers]:
     """Those of each client, on its training, validation (held-out) or test samples; in evaluation mode.
 
@@ -65,8 +63,6 @@ def answers(run: Run, part: str) -> list[Answers]:
         by_model = []
         for state in method.candidates(crowd.server, i, crowd.memories[i]):
             crowd.model.load_state_dict(state)
-            crowd.model.eval()
-            chunks = [method.class_logits(crowd.model(prepare(x))).double() for x in samples.images.split(CHUNK)]
-            by_model.append(torch.cat(chunks))
+            by_model.append(class_scores(crowd.model, samples.images, method.class_logits).double())
         found.append(Answers(torch.stack(by_model, 1).cpu(), samples.labels.cpu()))
     return found

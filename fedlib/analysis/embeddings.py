@@ -10,8 +10,9 @@ import torch
 from fedlib import profiles
 from fedlib.analysis import unseen
 from fedlib.checks import FedlibError
-from fedlib.methods.feroma import FEROMA, MARGIN, named, present
+from fedlib.methods.feroma import FEROMA, MARGIN, present
 from fedlib.methods.method import Method, Server, State, initial_state
+from fedlib.methods.names import named
 from fedlib.metrics import Crowd
 from fedlib.runs import Run
 from fedlib.streams import torch_stream

@@ -21,8 +21,8 @@ from fedlib.checks import FedlibError, check_choice, check_number
 from fedlib.data.federation import Federation, Samples
 from fedlib.data.pool import Pool
 from fedlib.experiment import Experiment
-from fedlib.forward import CHUNK
-from fedlib.methods.f2dc import CalibratedNetwork, Parts
+from fedlib.forward import chunks, labelled
+from fedlib.methods.f2dc import CalibratedNetwork
 from fedlib.runs import Run
 from fedlib.runs import run as kept
 from fedlib.streams import numpy_stream, torch_stream
@@ -88,11 +88,6 @@ def _trained(federation: Federation) -> dict[str, Samples]:
     }
 
 
-def _maps(model: nn.Module, x: Tensor) -> Parts:
-    assert isinstance(model, CalibratedNetwork)
-    return model.calibrate(model.backbone(x))
-
-
 @torch.no_grad()
 def pooled(run: Run, part: str = "test") -> dict[str, tuple[dict[str, np.ndarray], np.ndarray]]:
     """{domain: ({map: z (N, d)}, labels (N,))}: the pooled maps of F²DC, and "z", the head's input, of every method.
@@ -102,14 +97,13 @@ def pooled(run: Run, part: str = "test") -> dict[str, tuple[dict[str, np.ndarray
     found = {}
     for name, model, samples in domains(run, part):
         rows: dict[str, list[Tensor]] = {}
-        for images in samples.images.split(CHUNK):
-            x = prepare(images)
+        for f in chunks(model, samples.images, model.get_submodule("backbone")):
             if isinstance(model, CalibratedNetwork):
-                maps = _maps(model, x)
+                maps = model.calibrate(f)
                 zs = {short: model.transform(getattr(maps, long)) for short, long in MAPS.items()}
                 zs["z"] = zs["f~"]
             else:
-                zs = {"z": model.get_submodule("transform")(model.get_submodule("backbone")(x))}
+                zs = {"z": model.get_submodule("transform")(f)}
             for short, z in zs.items():
                 rows.setdefault(short, []).append(z.cpu())
         features = {short: torch.cat(parts).numpy() for short, parts in rows.items()}
@@ -264,8 +258,7 @@ def masks(run: Run, draws: int = 5) -> pd.DataFrame:
         asked = [("deterministic", 0), *(("noisy", i) for i in range(draws)), ("stripped", 0)]
         right = dict.fromkeys(asked, 0)
         streams = {i: torch_stream(run.experiment.seed, "noisy mask", name, i) for i in range(draws)}
-        for images, labels in zip(samples.images.split(CHUNK), samples.labels.split(CHUNK), strict=True):
-            f = model.backbone(prepare(images))
+        for f, labels in labelled(model, samples, model.backbone):
             for mask, draw in asked:
                 stream = streams[draw] if mask == "noisy" else None
                 shown = f if mask == "stripped" else model.calibrate(f, stream).calibrated
@@ -282,8 +275,8 @@ def mask_statistics(run: Run) -> pd.DataFrame:
     for name, model, samples in domains(run):
         assert isinstance(model, CalibratedNetwork)
         channels, places, cosine = torch.zeros(()), 0.0, 0.0
-        for images in samples.images.split(CHUNK):
-            maps = _maps(model, prepare(images))
+        for f in chunks(model, samples.images, model.backbone):
+            maps = model.calibrate(f)
             channels = channels + maps.mask.mean((2, 3)).sum(0)
             places += float(maps.mask.var((2, 3)).mean(1).sum())
             plus, minus = model.transform(maps.robust), model.transform(maps.related)

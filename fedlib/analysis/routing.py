@@ -25,12 +25,11 @@ from fedlib.analysis.validation import held_out
 from fedlib.checks import FedlibError, check_choice, check_number
 from fedlib.data.shift import Appearance
 from fedlib.experiment import Experiment, device
-from fedlib.forward import CHUNK
+from fedlib.forward import class_scores
 from fedlib.methods.feddrm import FedDRM
 from fedlib.methods.method import Answer, initial_state
 from fedlib.metrics import Crowd
 from fedlib.runs import Run
-from fedlib.training import prepare
 from fedlib.votes import first_argmax, majority_vote, mean_softmax
 
 ROUTERS = ("density router", "posterior router")
@@ -123,15 +122,12 @@ def own_rule(crowd: Crowd) -> Answer:
     return next(iter(crowd.method.route(crowd).values()))
 
 
-@torch.no_grad()
 def vote_apart(crowd: Crowd) -> Answer:
     """The majority vote with each client's whole model evaluated by itself, as if they had nothing in common."""
     logits = []
     for state in crowd.states:
         crowd.model.load_state_dict(state)
-        crowd.model.eval()
-        chunks = crowd.samples.images.split(CHUNK)
-        logits.append(torch.cat([crowd.method.class_logits(crowd.model(prepare(x))) for x in chunks]))
+        logits.append(class_scores(crowd.model, crowd.samples.images, crowd.method.class_logits))
     return Answer(majority_vote(torch.stack(logits)))
 
 

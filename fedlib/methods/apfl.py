@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from fedlib.checks import check_choice
 from fedlib.methods.method import Method, Server, State, Upload, Work, everything, hyper
+from fedlib.methods.names import named, under
 from fedlib.training import Batch, Terms, backward, only, sgd
 
-PERSONAL, OWN = "v/", "own/"
+PERSONAL, OWN = "v", "own"
 
 
 @dataclass(frozen=True)
@@ -124,11 +125,6 @@ class Pair:
 
     def memory(self) -> State:
         """What stays with the client."""
-        v = {f"{PERSONAL}{name}": tensor.detach() for name, tensor in self.v.items()}
-        own = {f"{OWN}{name}": tensor.detach() for name, tensor in self.mixed.named_buffers()}
-        return v | own | {"mixing": self.a}
-
-
-def under(prefix: str, memory: State) -> State:
-    """The tensors whose names begin with `prefix`, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in memory.items() if name.startswith(prefix)}
+        v = {name: tensor.detach() for name, tensor in self.v.items()}
+        own = {name: tensor.detach() for name, tensor in self.mixed.named_buffers()}
+        return named(PERSONAL, v) | named(OWN, own) | {"mixing": self.a}

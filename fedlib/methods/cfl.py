@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedlib.methods.ifca import cluster_means
 from fedlib.methods.method import Method, Server, State, Task, Upload, hyper
-from fedlib.methods.several import models
+from fedlib.methods.several import models, numbered
 from fedlib.models.network import is_statistic
 
 TINY = np.finfo(np.float64).tiny
@@ -66,7 +66,7 @@ class CFL(Method):
         return True
 
     def begin(self, model: nn.Module, task: Task) -> State:
-        return {f"0/{name}": tensor for name, tensor in super().begin(model, task).items()}
+        return numbered([super().begin(model, task)])
 
     def remember(self, task: Task) -> State:
         kept = super().remember(task) | {"membership": torch.zeros(task.clients, dtype=torch.int64)}
@@ -93,13 +93,12 @@ class CFL(Method):
                 for client in leaving:
                     membership[client] = len(theta)
                 theta.append(theta[k])
-        start = {f"{k}/{name}": tensor for k, theta_c in enumerate(theta) for name, tensor in theta_c.items()}
         parts = ((membership[upload.client], self.weight(server, upload), upload.weights) for upload in sent)
         known = torch.tensor(membership, device=server.memory["membership"].device)
         memory = server.memory | {"membership": known}
         if self.relative:
             memory["first_norms"] = torch.tensor(unit, dtype=torch.float64, device=known.device)
-        return Server(cluster_means(start, parts), server.round + 1, memory)
+        return Server(cluster_means(numbered(theta), parts), server.round + 1, memory)
 
     def unit(self, server: Server, sent: Sequence[Upload]) -> tuple[float, float]:
         """What eps1 and eps2 are multiples of: (1, 1), or the norms of the first round."""

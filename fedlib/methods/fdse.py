@@ -18,6 +18,7 @@ from fedlib.methods.confree import Grams, Mixtures, move
 from fedlib.methods.fdse_network import Moments, deskewed, is_eraser, watched
 from fedlib.methods.fedpac import least_on_simplex
 from fedlib.methods.method import Method, Server, State, Task, Upload, Work, hyper, weighted_mean
+from fedlib.methods.names import named, under
 from fedlib.models.network import is_statistic
 from fedlib.training import Batch, Terms
 
@@ -80,7 +81,8 @@ class FDSE(Method):
         with torch.device("meta"):  # shapes alone: nothing is drawn
             parameters = dict(self.build(task).named_parameters())
         erasers = {name: w for name, w in parameters.items() if is_eraser(name)}
-        return {f"eraser/{name}": torch.zeros(task.clients, *w.shape, device="cpu") for name, w in erasers.items()}
+        room = {name: torch.zeros(task.clients, *w.shape, device="cpu") for name, w in erasers.items()}
+        return named("eraser", room)
 
     def broadcast(self, server: Server, client: int, memory: State) -> State:
         return server.weights | own_eraser(server, client, memory)
@@ -118,11 +120,7 @@ def own_eraser(server: Server, client: int, memory: State) -> State:
     """phi_i, or nothing for a client that has not taken part yet: then it has no memory either."""
     if not memory:
         return {}
-    return {
-        name.removeprefix("eraser/"): phi[client].clone()
-        for name, phi in server.memory.items()
-        if name.startswith("eraser/")
-    }
+    return {name: phi[client].clone() for name, phi in under("eraser", server.memory).items()}
 
 
 def inconsistency(seen: Sequence[tuple[str, Tensor]], known: State, beta: float) -> Tensor:
@@ -162,18 +160,15 @@ def consensus(gram: np.ndarray) -> np.ndarray:
 
 def personal_erasers(server: Server, uploads: Sequence[Upload], tau: float) -> State:
     """The server's erasers after the round: new ones for its clients."""
-    stacks = {
-        name: torch.stack([upload.weights[name.removeprefix("eraser/")].double() for upload in uploads])
-        for name in server.memory
-        if name.startswith("eraser/")
-    }
+    erasers = under("eraser", server.memory)
+    stacks = {name: torch.stack([upload.weights[name].double() for upload in uploads]) for name in erasers}
     a = kinship(torch.cat([phi.flatten(1) for phi in stacks.values()], 1), tau)
     clients = [upload.client for upload in uploads]
     found = {}
     for name, phi in stacks.items():
-        found[name] = server.memory[name].clone()
+        found[name] = erasers[name].clone()
         found[name][clients] = torch.tensordot(a, phi, 1).to(found[name].dtype)
-    return found
+    return named("eraser", found)
 
 
 def kinship(phi: Tensor, tau: float) -> Tensor:

@@ -16,6 +16,7 @@ from torch import nn
 from fedlib.checks import FedlibError
 from fedlib.data.federation import Samples
 from fedlib.methods.method import Method, Server, State, Task, Upload, Work, hyper
+from fedlib.methods.names import named, under
 from fedlib.streams import torch_stream
 from fedlib.training import batches, only
 
@@ -56,14 +57,14 @@ class FedALA(Method):
 
     def client_update(self, work: Work) -> Upload:
         top = self.top(work.model)
-        theta, own, W = work.message, under("own/", work.memory), under("W/", work.memory)
+        theta, own, W = work.message, under("own", work.memory), under("W", work.memory)
         work.model.load_state_dict(theta)
         if any(not torch.equal(own[name], theta[name]) for name in own):
             W = self.learn(work, own, W)
             work.model.load_state_dict(theta | mixed(own, theta, W))
         upload = self.upload(work, self.descend(work))
-        memory = {f"own/{name}": upload.weights[name] for name in top} | {f"W/{name}": w for name, w in W.items()}
-        return replace(upload, memory=memory)
+        kept = {name: upload.weights[name] for name in top}
+        return replace(upload, memory=named("own", kept) | named("W", W))
 
     def top(self, model: nn.Module) -> list[str]:
         """The names of the parameters in the last p layers."""
@@ -107,7 +108,7 @@ class FedALA(Method):
         return len(losses) > WINDOW and pstdev(losses[-WINDOW:]) < self.threshold
 
     def personal_model(self, server: Server, client: int, memory: State) -> State:
-        return server.weights | mixed(under("own/", memory), server.weights, under("W/", memory))
+        return server.weights | mixed(under("own", memory), server.weights, under("W", memory))
 
 
 def layer_of(name: str) -> str:
@@ -118,11 +119,6 @@ def layer_of(name: str) -> str:
 def layers(model: nn.Module) -> list[str]:
     """The modules that hold parameters, from input to output."""
     return list(dict.fromkeys(layer_of(name) for name, _ in model.named_parameters()))
-
-
-def under(prefix: str, memory: State) -> State:
-    """The tensors whose names begin with `prefix`, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in memory.items() if name.startswith(prefix)}
 
 
 def mixed(own: State, theta: State, W: State) -> State:

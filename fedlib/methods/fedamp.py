@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedlib.checks import FedlibError
 from fedlib.methods.local_only import LocalOnly
 from fedlib.methods.method import Server, State, Task, Upload, Work, hyper
+from fedlib.methods.names import named
 from fedlib.training import Batch, Terms
 
 PIECE = 1_000_000
@@ -97,7 +98,9 @@ def with_model(kept: Upload, model: nn.Module) -> Upload:
 
 def remembered(memory: State, uploads: Iterable[Upload]) -> State:
     """What the server keeps, with the models that arrive, under "client/name"."""
-    sent = {f"{upload.client}/{name}": w for upload in uploads for name, w in upload.extra.items()}
+    sent: State = {}
+    for upload in uploads:
+        sent |= named(upload.client, upload.extra)
     return memory | sent
 
 

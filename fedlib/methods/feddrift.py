@@ -5,7 +5,7 @@ Jothimurugesan, Hsieh, Wang, Joshi, Gibbons: Federated Learning under Distribute
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ from fedlib.data.federation import Client
 from fedlib.forward import accuracy, mean_loss
 from fedlib.methods.ifca import cluster_means
 from fedlib.methods.method import Method, Server, State, Task, Upload, Work, hyper
-from fedlib.methods.several import models
+from fedlib.methods.several import models, numbered
 
 MEASURES = ("error", "cross-entropy")
 
@@ -173,11 +173,6 @@ class FedDrift(Method):
         return models(server.weights)
 
 
-def numbered(theta: Sequence[State]) -> State:
-    """All tensors under "k/name"; no copies."""
-    return {f"{k}/{name}": tensor for k, state in enumerate(theta) for name, tensor in state.items()}
-
-
 def merging(losses: np.ndarray, n: np.ndarray, k: np.ndarray, delta: float) -> tuple[list[list[int]], dict[int, float]]:
     """(the models that become one, list by list; sum n_i of each) for clients with losses l_i(k) (clients, K)."""
     present = np.unique(k)
@@ -195,7 +190,10 @@ def cluster_distances(L: np.ndarray) -> np.ndarray:
 
 
 def complete_linkage(d: np.ndarray, delta: float) -> list[list[int]]:
-    """The parts of 0 ... K - 1 after joining always the nearest two, while nearer than delta; the lowest of equals."""
+    """The parts of 0 ... K - 1 after joining always the nearest two, while nearer than delta; the lowest of equals.
+
+    Not scipy's: of equal distances, which shares of wrong answers often are, that one need not join the lowest.
+    """
     parts, d = [[a] for a in range(len(d))], d.copy()
     np.fill_diagonal(d, np.inf)
     while len(parts) > 1 and d.min() < delta:

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedlib.checks import check_choice
 from fedlib.forward import mean_loss
 from fedlib.methods.method import Server, State, Task, Upload, Work, as_like, everything, hyper
+from fedlib.methods.names import named, under
 from fedlib.methods.several import Several, models
 from fedlib.models.network import is_statistic
 from fedlib.training import Batch, NotFinite, Terms, only, sgd
@@ -132,8 +133,8 @@ class FedFew(Several):
             if self.probe == "running":
                 L.append(running)
             shared, personal = self.divide(work.model)
-            weights |= {f"{k}/{name}": tensor for name, tensor in shared.items()}
-            memory |= {f"{k}/{name}": tensor for name, tensor in personal.items()}
+            weights |= named(k, shared)
+            memory |= named(k, personal)
             terms.append(means)
         losses = {name: sum(means[name] for means in terms) / len(terms) for name in terms[0]}
         return Upload(work.client, weights, memory, len(work.samples), losses, {"losses": finite(torch.stack(L))})
@@ -191,8 +192,7 @@ class FedFew(Several):
 
 def own_statistics(memory: State, k: int) -> State:
     """What a client keeps of model k; before its first round, what all networks start with."""
-    prefix = f"{k}/"
-    return {name.removeprefix(prefix): w for name, w in memory.items() if name.startswith(prefix)} or memory
+    return under(k, memory) or memory
 
 
 def finite(L: Tensor) -> Tensor:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from fedlib.methods.method import Method, Server, State, Task, Upload, Work, as_like, hyper
+from fedlib.methods.names import under
 
 OWN = "consistency/"
-KEPT = "kept/"
+KEPT = "kept"
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class FedHEAL(Method):
                 M = consistent(up, ups, int(before), self.threshold)
                 weights[name] = torch.where(M, weights[name], work.message[name])
                 memory[f"{OWN}ups/{name}"] = ups + up
-                extra[f"{KEPT}{name}"] = bits(M)
+                extra[f"{KEPT}/{name}"] = bits(M)
         return replace(sent, weights=weights, memory=memory | {f"{OWN}rounds": before + 1}, extra=extra)
 
     def aggregate(self, server: Server, uploads: Iterable[Upload]) -> Server:
@@ -112,8 +113,8 @@ def mask(packed: Tensor, shape: torch.Size) -> Tensor:
 
 def distance(theta: State, upload: Upload) -> Tensor:
     """d_k, float64; discarded entries have come back as they were."""
-    names = [name.removeprefix(KEPT) for name in upload.extra if name.startswith(KEPT)]
-    return torch.stack([(upload.weights[n].double() - theta[n].double()).norm() for n in names]).norm()
+    masked = under(KEPT, upload.extra)
+    return torch.stack([(upload.weights[n].double() - theta[n].double()).norm() for n in masked]).norm()
 
 
 def reweighted(p: Tensor, Dp: Tensor, d: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -132,7 +133,7 @@ def masked_mean(name: str, theta: Tensor, uploads: list[Upload], p: list[float])
     total, weight = torch.zeros_like(theta, dtype=torch.float64), torch.zeros_like(theta, dtype=torch.float64)
     for upload, p_k in zip(uploads, p, strict=True):
         if name in upload.weights:
-            packed = upload.extra.get(f"{KEPT}{name}")
+            packed = upload.extra.get(f"{KEPT}/{name}")
             M = torch.ones_like(theta, dtype=torch.bool) if packed is None else mask(packed, theta.shape)
             total.add_(upload.weights[name] * M, alpha=p_k)
             weight.add_(M, alpha=p_k)

@@ -16,11 +16,12 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from fedlib.data.federation import Samples
-from fedlib.forward import CHUNK
+from fedlib.forward import embeddings
 from fedlib.methods.fedrep import FedRep
 from fedlib.methods.method import Server, State, Upload, Work, hyper, weighted_mean
+from fedlib.methods.names import named, under
 from fedlib.models.network import Network
-from fedlib.training import Batch, Terms, prepare
+from fedlib.training import Batch, Terms
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class FedPAC(FedRep):
         def remembered() -> Iterator[Upload]:
             for upload in uploads:
                 present.append(upload.client)
-                memory.update({f"{upload.client}/{name}": tensor for name, tensor in upload.extra.items()})
+                memory.update(named(upload.client, upload.extra))
                 yield upload
 
         weights = weighted_mean(server.weights, remembered())
@@ -102,30 +103,25 @@ def features(model: nn.Module, x: Tensor) -> Tensor:
     return model.transform(model.backbone(x))
 
 
-@torch.no_grad()
 def class_moments(model: nn.Module, samples: Samples) -> ClassMoments:
     """On the whole images."""
     assert isinstance(model, Network)
-    model.eval()
     found = []
-    for images, labels in zip(samples.images.split(CHUNK), samples.labels.split(CHUNK), strict=True):
-        f = features(model, prepare(images)).double()
-        of_class = F.one_hot(labels, model.head.out_features).double()
-        found.append((of_class.sum(0), of_class.T @ f, f.square().sum()))
+    for f, y in embeddings(model, samples):
+        of_class = F.one_hot(y, model.head.out_features).double()
+        found.append((of_class.sum(0), of_class.T @ f.double(), f.double().square().sum()))
     return ClassMoments(*(torch.stack(parts).sum(0) for parts in zip(*found, strict=True)))
 
 
 def combined_head(server: Server, client: int) -> State:
     """psi_i, or nothing if the client has not taken part yet."""
-    mine = f"{client}/combined/"
-    return {name.removeprefix(mine): tensor for name, tensor in server.memory.items() if name.startswith(mine)}
+    return under(f"{client}/combined", server.memory)
 
 
 def everyones(memory: State) -> tuple[list[int], dict[str, Tensor]]:
     """The clients that have taken part, and what each sent last, stacked in their order (float64)."""
     clients = sorted(int(name.removesuffix("/V")) for name in memory if name.endswith("/V"))
-    sent = [name.removeprefix(f"{clients[0]}/") for name in memory if name.startswith(f"{clients[0]}/")]
-    names = [name for name in sent if not name.startswith("combined/")]
+    names = [name for name in under(clients[0], memory) if not name.startswith("combined/")]
     return clients, {name: torch.stack([memory[f"{i}/{name}"] for i in clients]).double() for name in names}
 
 

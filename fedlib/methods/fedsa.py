@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlib.data.federation import Samples
-from fedlib.forward import CHUNK
+from fedlib.forward import embeddings
 from fedlib.methods.method import Method, Server, State, Task, Upload, Work, hyper
 from fedlib.streams import torch_stream
-from fedlib.training import Batch, Terms, prepare
+from fedlib.training import Batch, Terms
 
 OWN = ("anchors", "gap")
 """What travels and is no part of the network."""
@@ -130,14 +130,9 @@ def mean_least_distance(c: Tensor) -> Tensor:
     return apart.fill_diagonal_(torch.inf).amin(1).mean()
 
 
-@torch.no_grad()
 def class_means(model: nn.Module, samples: Samples, classes: int) -> tuple[Tensor, Tensor]:
     """mu (K, d) and n_k (K,), float32, in evaluation mode; a class without samples has the mean 0."""
-    model.eval()
-    sums: list[Tensor] = []
-    for images, labels in zip(samples.images.split(CHUNK), samples.labels.split(CHUNK), strict=True):
-        z = model.embed(prepare(images))  # type: ignore[operator]
-        sums.append(F.one_hot(labels, classes).double().T @ z.double())
+    sums = [F.one_hot(y, classes).double().T @ z.double() for z, y in embeddings(model, samples)]
     counts = torch.bincount(samples.labels, minlength=classes)
     mu = torch.stack(sums).sum(0) / counts.clamp(min=1)[:, None]
     return mu.float(), counts.float()

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedlib.forward import CHUNK
+from fedlib.forward import class_scores
 from fedlib.methods.ifca import cluster_means
 from fedlib.methods.method import Crowd, Server, State, Upload, Work, hyper
 from fedlib.methods.several import Several, models
-from fedlib.training import Batch, Terms, prepare
+from fedlib.training import Batch, Terms
 from fedlib.votes import first_argmax
 
 KEPT = "fedsoft/"
@@ -84,14 +84,11 @@ class FedSoft(Several):
         n_ik = torch.bincount(best, minlength=len(c))
         return (n_ik.double() / len(work.samples)).clamp(min=self.sigma)
 
-    @torch.no_grad()
     def sample_losses(self, work: Work, state: State) -> Tensor:
         """(n_i,): the cross-entropy of each training sample, in evaluation mode."""
         work.model.load_state_dict(state)
-        work.model.eval()
-        chunks = zip(work.samples.images.split(CHUNK), work.samples.labels.split(CHUNK), strict=True)
-        logits = ((self.class_logits(work.model(prepare(x))), y) for x, y in chunks)
-        return torch.cat([F.cross_entropy(found.double(), y, reduction="none") for found, y in logits])
+        logits = class_scores(work.model, work.samples.images, self.class_logits)
+        return F.cross_entropy(logits.double(), work.samples.labels, reduction="none")
 
     def loss(self, model: nn.Module, batch: Batch, work: Work) -> Terms:
         """work.message: c; self.lam: lam U."""

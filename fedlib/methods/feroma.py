@@ -17,6 +17,7 @@ from fedlib import profiles
 from fedlib.checks import FedlibError, check_choice, check_number, need_fewer
 from fedlib.data.federation import Client, Visitor
 from fedlib.methods.method import Crowd, Method, Server, State, Task, Upload, hyper, weighted_mean
+from fedlib.methods.names import named, under
 from fedlib.privacy import NOISES, private_marginals, private_statistics
 from fedlib.streams import torch_stream
 from fedlib.votes import first_argmax
@@ -39,8 +40,8 @@ class FEROMA(Method):
 
     Who client j is plays no part: its own last model is one of the candidates, and who was absent in round t - 1 is
     none. In round W + 1 there are no profiles to compare with: all have the fallback's weights. A client predicts with
-    its own last theta_k, right after training it; before round W + 1, with theta; if it has none, with the fallback's
-    mean over A_t. threshold = 0 keeps all; above |A_{t-1}|, none: all
+    its own last theta_k, right after training it; before round W, with theta; after it, or without a model of its own,
+    with the fallback's mean over A_t. threshold = 0 keeps all; above |A_{t-1}|, none: all
     clients are sent one mean.
 
     Test time (spec 1.7): a visitor is answered by theta_j of the nearest d_j in [mu_x, sigma_x] alone, over all its
@@ -163,7 +164,7 @@ class FEROMA(Method):
 
     def embedding_of(self, server: Server) -> State:
         """f; theta, as long as f is not fixed."""
-        return prefixed(server.memory, "embedding") or server.weights
+        return under("embedding", server.memory) or server.weights
 
     def projection_for(self, server: Server, z: Tensor) -> profiles.Projection:
         """g for latents (n, p)."""
@@ -257,7 +258,7 @@ class FEROMA(Method):
         memory["samples"][A] = memory["samples"].new_tensor([upload.samples for upload in sent])
         weights = {} if t == self.warmup else dict(server.weights)
         for upload in sent:
-            weights |= named(str(upload.client), upload.weights)
+            weights |= named(upload.client, upload.weights)
         return Server(weights, t, memory)
 
     def personal_model(self, server: Server, client: int, memory: State) -> State:
@@ -313,16 +314,6 @@ class FEROMA(Method):
         return torch.cat([d, few[len(d) :]])
 
 
-def named(prefix: str, state: State) -> State:
-    """The tensors as "prefix/name"."""
-    return {f"{prefix}/{name}": tensor for name, tensor in state.items()}
-
-
-def prefixed(state: State, prefix: str) -> State:
-    """The tensors of "prefix/name", under plain names."""
-    return {name.partition("/")[2]: tensor for name, tensor in state.items() if name.startswith(f"{prefix}/")}
-
-
 def axes(server: Server) -> int:
     """l."""
     return server.memory["d"].shape[1] // len(server.memory["low"])
@@ -335,7 +326,7 @@ def present(server: Server) -> Tensor:
 
 def local_model(server: Server, client: int) -> State:
     """theta_j, under plain names; empty if the client has none."""
-    names = [name.partition("/")[2] for name in server.memory if name.startswith("embedding/")]
+    names = list(under("embedding", server.memory))
     if f"{client}/{names[0]}" not in server.weights:
         return {}
     return {name: server.weights[f"{client}/{name}"] for name in names}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedlib.methods.method import Server, State, Task, Upload, Work, as_like
+from fedlib.methods.names import named
 from fedlib.methods.several import Several, losses_under, models
 
 
@@ -47,7 +48,7 @@ class IFCA(Several):
         own = replace(work, message=theta[k])
         self.start(own)
         sent = self.upload(own, self.descend(own))
-        return replace(sent, weights={f"{k}/{name}": tensor for name, tensor in sent.weights.items()})
+        return replace(sent, weights=named(k, sent.weights))
 
     def nearest(self, work: Work, theta: Sequence[State]) -> int:
         """k_i; ties go to the lowest k."""

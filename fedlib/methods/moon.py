@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlib.methods.method import Method, Server, State, Upload, Work, hyper
+from fedlib.methods.names import named, under
 from fedlib.training import Batch, Terms
 
-LAST = "last/"
+LAST = "last"
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,12 @@ class MOON(Method):
 
     def client_update(self, work: Work) -> Upload:
         upload = super().client_update(work)
-        last = {LAST + name: w for name, w in (upload.weights | upload.memory).items()}
-        return replace(upload, memory=upload.memory | last)
+        return replace(upload, memory=upload.memory | named(LAST, upload.weights | upload.memory))
 
     def loss(self, model: nn.Module, batch: Batch, work: Work) -> Terms:
         z = model.embed(batch.x)  # type: ignore[operator]
         target = F.cross_entropy(model.head(z), batch.y)  # type: ignore[operator]
-        last = {name.removeprefix(LAST): w for name, w in work.memory.items() if name.startswith(LAST)}
+        last = under(LAST, work.memory)
         contrast = z.new_full((), math.log(2.0))
         if last:
             z_glob = embed_under(work.message | own(work.memory), model, batch.x)
@@ -89,4 +89,4 @@ def embed_under(weights: State, model: nn.Module, x: Tensor) -> Tensor:
 
 def own(memory: State) -> State:
     """What the client keeps of the network itself, without its last weights."""
-    return {name: w for name, w in memory.items() if not name.startswith(LAST)}
+    return {name: w for name, w in memory.items() if not name.startswith(f"{LAST}/")}

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlib.data.federation import Samples
-from fedlib.forward import CHUNK
+from fedlib.forward import embeddings
 from fedlib.methods.method import Method, Server, State, Upload, Work
-from fedlib.training import prepare
 
 PROTOTYPES = "prototypes/"
 
@@ -37,18 +36,12 @@ class Prototyped(Method):
         return replace(upload, extra=upload.extra | class_means(work.model, work.samples))
 
 
-@torch.no_grad()
 def class_means(model: nn.Module, samples: Samples) -> State:
     """means (h, d): the mean of z over each of the h classes that the client has; classes (h,): which these are."""
-    model.eval()
-    classes, index = samples.labels.unique(return_inverse=True)
-    of_class = F.one_hot(index, len(classes)).double()
-    parts = []
-    for images, members in zip(samples.images.split(CHUNK), of_class.split(CHUNK), strict=True):
-        z = model.embed(prepare(images))  # type: ignore[operator]
-        parts.append(members.T @ z.double())
-    sums = torch.stack(parts).sum(0)
-    return {"means": (sums / of_class.sum(0)[:, None]).float(), "classes": classes}
+    classes, index, counts = samples.labels.unique(return_inverse=True, return_counts=True)
+    passes = embeddings(model, replace(samples, labels=index))
+    sums = torch.stack([F.one_hot(k, len(classes)).double().T @ z.double() for z, k in passes]).sum(0)
+    return {"means": (sums / counts[:, None]).float(), "classes": classes}
 
 
 def noting(uploads: Iterable[Upload], sent: dict[int, State]) -> Iterator[Upload]:

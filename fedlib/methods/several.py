@@ -13,6 +13,7 @@ from fedlib.checks import check_choice
 from fedlib.data.federation import Samples
 from fedlib.forward import ClassLogits, mean_loss
 from fedlib.methods.method import Crowd, Method, Server, State, Task, hyper
+from fedlib.methods.names import named
 from fedlib.streams import derive
 
 INITS = ("independent", "noise", "same")
@@ -59,7 +60,7 @@ class Several(Method):
             else:
                 size = NOISE if self.init == "noise" else 0.0
                 drawn.append({name: noisy(tensor, size) for name, tensor in drawn[0].items()})
-        return {f"{k}/{name}": tensor for k, one in enumerate(drawn) for name, tensor in one.items()}
+        return numbered(drawn)
 
     def candidates(self, server: Server, client: int, memory: State) -> list[State]:
         return models(server.weights)
@@ -88,6 +89,11 @@ def models(theta: Mapping[str, Tensor]) -> list[State]:
         k, _, rest = name.partition("/")
         found.setdefault(int(k), {})[rest] = tensor
     return [found[k] for k in sorted(found)]
+
+
+def numbered(theta: Sequence[State]) -> State:
+    """All tensors of theta_1, … as "k/name", from k = 0; no copies."""
+    return {name: tensor for k, one in enumerate(theta) for name, tensor in named(k, one).items()}
 
 
 def choose(method: Several, crowd: Crowd, client: int, theta: list[State]) -> int:

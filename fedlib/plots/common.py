@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.figure import Figure
 
 from fedlib.checks import FedlibError, nearest
-from fedlib.style import colours
+from fedlib.style import colours, legend_outside
 
 
 def check_table(where: str, table: pd.DataFrame, columns: Sequence[str], key: Sequence[str] = ()) -> None:
@@ -44,3 +45,17 @@ def over_seeds_in_words(n: pd.Series) -> str:
     if n.max() == 1:
         return "one seed: no interval"
     return f"mean and 95 % interval over {n.min()}{f' to {n.max()}' if n.max() > n.min() else ''} seeds"
+
+
+def finish_rows(figure: Figure, grid: np.ndarray, lines: Sequence[str], n: pd.Series, columns: int) -> None:
+    """Close a grid of panels in percent that share a line a name, top down: both axes, one legend, and the seeds.
+
+    A panel ends at 0 and at 100 even where an interval does not. columns: of the legend.
+    """
+    for axes in grid.flat:
+        left, right = axes.get_xlim()
+        axes.set_xlim(max(left, -3), min(right, 103))
+    grid[0, 0].set_yticks(range(len(lines)), lines)
+    grid[0, 0].set_ylim(len(lines) - 0.5, -0.5)
+    legend_outside(figure, "", grid.flat, "outside lower center", columns=columns, markers_last=True)
+    figure.suptitle(over_seeds_in_words(n), fontsize=9)

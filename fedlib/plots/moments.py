@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedlib.checks import check_choice
-from fedlib.plots.common import check_table, over_seeds_in_words, whiskers
-from fedlib.style import WIDTH, colours, legend_outside, styled
+from fedlib.plots.common import check_table, finish_rows, whiskers
+from fedlib.style import WIDTH, colours, styled
 
 MARKERS = "os"
 
@@ -42,12 +42,8 @@ def before_after(
         _lines(axes, here, methods, table["tested"].unique().tolist(), reference)
         if published is not None:
             _known(axes, published, here, methods)
-        left, right = axes.get_xlim()
-        axes.set(xlabel=words, xlim=(max(left, -3), min(right, 103)), title=settings[row] if column == 0 else "")
-    grid[0, 0].set_yticks(range(len(methods)), methods)
-    grid[0, 0].set_ylim(len(methods) - 0.5, -0.5)
-    legend_outside(figure, "", grid.flat, "outside lower center", columns=3, markers_last=True)
-    figure.suptitle(over_seeds_in_words(table["n"]), fontsize=9)
+        axes.set(xlabel=words, title=settings[row] if column == 0 else "")
+    finish_rows(figure, grid, methods, table["n"], columns=3)
     return figure
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedlib.checks import FedlibError
-from fedlib.plots.common import check_table, over_seeds_in_words, whiskers
+from fedlib.plots.common import check_table, finish_rows, over_seeds_in_words, whiskers
 from fedlib.style import WIDTH, colours, legend_outside, styled
 
 MARKERS = "os^"
@@ -45,14 +45,9 @@ def by_kind(table: pd.DataFrame, published: pd.DataFrame | None = None, referenc
             known = known[known["method"].isin(here["method"])]
             if len(known):
                 axes.scatter(known["paper"], known["method"].map(methods.index), marker="D", label="paper", **EDGE)
-        left, right = axes.get_xlim()
-        axes.set(title=f"{study}: {kind}" if column == 0 else kind, xlim=(max(left, -3), min(right, 103)))
-        axes.set_xlabel("accuracy (%)")
+        axes.set(title=f"{study}: {kind}" if column == 0 else kind, xlabel="accuracy (%)")
         axes.xaxis.set_major_locator(MaxNLocator(4))
-    grid[0, 0].set_yticks(range(len(methods)), methods)
-    grid[0, 0].set_ylim(len(methods) - 0.5, -0.5)
-    legend_outside(figure, "", grid.flat, "outside lower center", columns=4, markers_last=True)
-    figure.suptitle(over_seeds_in_words(table["n"]), fontsize=9)
+    finish_rows(figure, grid, methods, table["n"], columns=4)
     return figure
 
 

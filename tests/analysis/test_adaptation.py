@@ -10,6 +10,7 @@ import pytest
 import tiny
 import torch
 import torch.nn.functional as F
+from tiny import Dealt, leaning, with_dropout
 from torch import Tensor, nn
 
 from fedlib.analysis import adaptation
@@ -20,8 +21,7 @@ from fedlib.engines import Serial, one_thread
 from fedlib.methods.fedavg import FedAvg
 from fedlib.methods.feddrm import FedDRM
 from fedlib.methods.fedper import FedPer
-from fedlib.methods.method import Method, Server, Site, State, Task, Upload, Work, initial_state
-from fedlib.methods.several import Several, models
+from fedlib.methods.method import Method, Server, Site, State, Task, initial_state
 from fedlib.metrics import Crowd, Row, accuracy
 from fedlib.probes import load
 from fedlib.rounds import Plan, Snapshot, federate
@@ -34,25 +34,11 @@ NAMES = ("adapted@local", "adapted@local[plain mean]")
 
 
 @dataclass(frozen=True)
-class Dealt(Several):
-    """Client i trains model i mod K, and sends it up."""
-
-    selection: str = "train"
-
-    def client_update(self, work: Work) -> Upload:
-        k = work.client % self.K
-        sent = super().client_update(replace(work, message=models(work.message)[k]))
-        return replace(sent, weights={f"{k}/{name}": tensor for name, tensor in sent.weights.items()})
-
-
-@dataclass(frozen=True)
 class Dropped(Method):
     """FedAvg with dropout before the head."""
 
     def build(self, task: Task) -> nn.Module:
-        network = task.network()
-        network.transform = nn.Sequential(network.transform, nn.Dropout(0.5))
-        return network
+        return with_dropout(task)
 
 
 def federation() -> Federation:
@@ -128,7 +114,9 @@ def test_it_is_e_steps_from_the_clients_own_model_by_hand(method: Method, ends: 
     assert {row.moment for row in rows.values() if row.metric in NAMES} == {"after_local"}
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedPer(), Dealt(K=2)], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize(
+    "method", [FedAvg(), FedPer(), Dealt(K=2, selection="train")], ids=lambda method: type(method).__name__
+)
 def test_without_a_step_s_length_it_is_the_clients_own_model(method: Method):
     fed, now = federation(), run(method, probed=False)
     rows = adapted(crowd_of(method, now, 1e-12, fed), fed)
@@ -138,14 +126,6 @@ def test_without_a_step_s_length_it_is_the_clients_own_model(method: Method):
     ]
     far = adapted(crowd_of(method, now, 0.2, fed), fed)
     assert far != rows
-
-
-def leaning(*gaps: float) -> Server:
-    """Linear models on three channels that say the second class with probability sigma(gap), whatever the image."""
-    theta = {}
-    for k, gap in enumerate(gaps):
-        theta |= {f"{k}/head.weight": torch.zeros(2, 3), f"{k}/head.bias": torch.tensor([0.0, gap])}
-    return Server(theta, 1)
 
 
 @pytest.mark.parametrize("selection", ["train", "validation"])
@@ -166,7 +146,7 @@ def test_it_trains_all_models_and_then_chooses(selection: str, ends: list[State]
     given = tiny.task(fed, model="linear")
     model, _, memories = initial_state(method, given)
     site = Site(method, given, local, (fed.clients[0].train,))
-    crowd = Crowd(method, model, leaning(0.0, -1.0), memories, fed, site=site, lr=1.0)
+    crowd = Crowd(method, model, Server(leaning(0.0, -1.0), 1), memories, fed, site=site, lr=1.0)
     assert crowd.states[0]["head.bias"][1].item() == (0.0 if selection == "train" else -1.0)
     rows = adapted(crowd, fed)
     z = {name: float((w[1] - w[0]).sum()) for name, w in ends[0].items()}
@@ -175,7 +155,9 @@ def test_it_trains_all_models_and_then_chooses(selection: str, ends: list[State]
     assert [row.value for row in rows] == [0.5] * 3 and rows[0] == Row(1, "adapted@local", "after_local", 0, 0.5)
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedPer(), Dealt(K=2)], ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize(
+    "method", [FedAvg(), FedPer(), Dealt(K=2, selection="train")], ids=lambda method: type(method).__name__
+)
 def test_a_run_is_otherwise_the_same(method: Method):
     """After every round, so that the next one would show what the probe has changed."""
     probed, plain = run(method), run(method, probed=False)

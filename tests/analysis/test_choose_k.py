@@ -123,24 +123,19 @@ def test_enough_is_the_first_size_whose_next_gain_is_noise():
 ACCURACY = pd.DataFrame(
     [(1, 0, 50.0), (2, 0, 70.0), (4, 0, 60.0), (1, 1, 30.0), (2, 1, 20.0), (4, 1, 40.0)], columns=["K", "seed", "value"]
 )
+OF_K = {
+    ("early", 0): {4: 1.0, 2: 1.0, 1: 2.0},
+    ("early", 1): {1: 1.0, 2: 2.0, 4: 3.0},
+    ("end", 0): {1: 3.0, 2: 2.0, 4: 1.0},
+    ("end", 1): {1: 3.0, 2: 1.0, 4: 2.0},
+}
+"""By moment and seed."""
 LOSSES = pd.DataFrame(
     [
         (moment, K, seed, samples, value + (10 * K if samples == SAME else 0))
         for samples in (HALVES, SAME)
-        for moment, K, seed, value in (
-            ("early", 4, 0, 1.0),
-            ("early", 2, 0, 1.0),
-            ("early", 1, 0, 2.0),
-            ("early", 1, 1, 1.0),
-            ("early", 2, 1, 2.0),
-            ("early", 4, 1, 3.0),
-            ("end", 1, 0, 3.0),
-            ("end", 2, 0, 2.0),
-            ("end", 4, 0, 1.0),
-            ("end", 1, 1, 3.0),
-            ("end", 2, 1, 1.0),
-            ("end", 4, 1, 2.0),
-        )
+        for (moment, seed), of_K in OF_K.items()
+        for K, value in of_K.items()
     ],
     columns=["moment", "K", "seed", "samples", "value"],
 )

@@ -121,7 +121,9 @@ def test_the_same_object_within_a_phase_and_another_after_it():
     assert second is not first and fed.at(7) is second and second.at(1) is second
     assert [client.distribution for client in second.clients] == fed.course.main[:, 1].tolist()
     assert second.visitors is fed.visitors and second.distributions is fed.distributions and not second.central
-    assert torch.equal(fed.at(1).clients[0].train.images, first.clients[0].train.images)
+    anew = fed.at(9)
+    assert anew is not second and fed.at(4) is not second
+    assert torch.equal(fed.at(4).clients[0].train.images, second.clients[0].train.images)
 
 
 def test_only_one_later_phase_is_kept():

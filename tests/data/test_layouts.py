@@ -6,28 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from trees import REAL, needs_samples, paint
 
 from fedlib.checks import FedlibError
 from fedlib.data import layouts, vision
 from fedlib.data.federation import make_federation
 
-REAL = os.environ.get("FEDLIB_DATA")
-needs_samples = pytest.mark.skipif(
-    not (REAL and (Path(REAL) / "raw-samples").is_dir()), reason="FEDLIB_DATA has no folder raw-samples"
-)
-
-
-@pytest.fixture(autouse=True)
-def root(tmp_path, monkeypatch):
-    """An empty data root, and no download, whatever the environment says."""
-    monkeypatch.setenv("FEDLIB_DATA", str(tmp_path))
-    monkeypatch.delenv("FEDLIB_DOWNLOAD", raising=False)
-    return tmp_path
-
-
-def paint(path, colour=(1, 2, 3), size=(20, 30)):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).save(path)
+pytestmark = pytest.mark.usefixtures("data_root")
 
 
 def listed():
@@ -37,10 +22,10 @@ def listed():
 KVASIR = ("dyed-lifted-polyps", "esophagitis", "normal-cecum", "polyps", "a", "b", "c", "d")
 
 
-def test_kvasir_is_eight_class_folders_without_domains_at_64_pixels(root):
+def test_kvasir_is_eight_class_folders_without_domains_at_64_pixels(data_root):
     for k, name in enumerate(KVASIR):
         for i in range(k + 1):
-            paint(root / "kvasir" / name / f"{i}.jpg", (20 * k, 7, 9))
+            paint(data_root / "kvasir" / name / f"{i}.jpg", (20 * k, 7, 9))
     pool = vision.load("kvasir")
     assert pool.images.shape == (36, 3, 64, 64) and pool.domains is None and not pool.split.any()
     assert pool.classes == tuple(sorted(KVASIR))
@@ -59,9 +44,9 @@ def test_kvasir_is_eight_class_folders_without_domains_at_64_pixels(root):
         (None, r"'kvasir' is not here.*folders .*kvasir/<class>/\*\.jpg \(Kvasir v2 by Pogorelov"),
     ],
 )
-def test_a_wrong_kvasir_is_named(root, files, message):
+def test_a_wrong_kvasir_is_named(data_root, files, message):
     for name in files or []:
-        paint(root / "kvasir" / name)
+        paint(data_root / "kvasir" / name)
     with pytest.raises(FedlibError, match=message):
         vision.load("kvasir")
 
@@ -94,34 +79,34 @@ def colours(pool):
     return (red // 100).tolist(), (green // 20).tolist(), (blue // 200).tolist()
 
 
-def test_isic_is_a_domain_a_centre_at_224_pixels(root):
-    write_isic(root / "fed_isic2019", lesions())
-    paint(root / "fed_isic2019/images/unlisted.png")
+def test_isic_is_a_domain_a_centre_at_224_pixels(data_root):
+    write_isic(data_root / "fed_isic2019", lesions())
+    paint(data_root / "fed_isic2019/images/unlisted.png")
     pool = vision.load("fed_isic2019")
     assert pool.images.shape == (24, 3, 224, 224) and pool.classes == layouts.LESIONS
     assert pool.domain_names == ("centre 0", "centre 2", "centre 10")
     assert (pool.domains.tolist(), pool.labels.tolist(), pool.split.tolist()) == colours(pool)
     assert np.bincount(pool.domains).tolist() == [8, 8, 8] and pool.split.sum() == 4
-    assert listed()["fed_isic2019"][1:] == (str(root / "fed_isic2019"), 24, 8, "")
+    assert listed()["fed_isic2019"][1:] == (str(data_root / "fed_isic2019"), 24, 8, "")
     table = vision.check("fed_isic2019")
     assert table["train"].tolist() == [3, 2] * 4 and table["centre 10 test"].tolist() == [0, 1] * 4
     assert table["centre 2 train"].tolist() == [1] * 8 and len(table.columns) == 8
 
 
-def test_isic_by_its_centres_is_a_client_each(root):
-    write_isic(root / "fed_isic2019", lesions())
+def test_isic_by_its_centres_is_a_client_each(data_root):
+    write_isic(data_root / "fed_isic2019", lesions())
     federation = make_federation(vision.load("fed_isic2019"), 3, {"name": "by_source"}, None, seed=0, test_share=0.25)
     assert [client.domain for client in federation.clients] == [0, 1, 2] and federation.sizes == (6, 6, 6)
     for place, client in enumerate(federation.clients):
         assert (client.train.images[:, 0] // 100 == place).all()
 
 
-def test_isic_goes_by_other_names_of_columns_and_folder_and_without_parts(root):
+def test_isic_goes_by_other_names_of_columns_and_folder_and_without_parts(data_root):
     rows = [[row[0], row[2], row[3]] for row in lesions(".png")]
     write_isic(
-        root / "fed_isic2019", rows, ("image", "label", "center"), images="ISIC_2019_Training_Input_preprocessed"
+        data_root / "fed_isic2019", rows, ("image", "label", "center"), images="ISIC_2019_Training_Input_preprocessed"
     )
-    (root / "fed_isic2019/ISIC_2019_Training_GroundTruth.csv").write_text("image,MEL\nISIC_00,1.0\n")
+    (data_root / "fed_isic2019/ISIC_2019_Training_GroundTruth.csv").write_text("image,MEL\nISIC_00,1.0\n")
     pool = vision.load("fed_isic2019")
     assert (pool.domains.tolist(), pool.labels.tolist()) == colours(pool)[:2] and not pool.split.any()
 
@@ -148,8 +133,8 @@ def changed(line, column, value):
         ([], r"fed_isic2019: one \.csv has to be a table .*; none is; add it"),
     ],
 )
-def test_a_wrong_line_of_isics_table_is_named(root, rows, message):
-    write_isic(root / "fed_isic2019", rows)
+def test_a_wrong_line_of_isics_table_is_named(data_root, rows, message):
+    write_isic(data_root / "fed_isic2019", rows)
     with pytest.raises(FedlibError, match=message):
         vision.load("fed_isic2019")
     assert listed()["fed_isic2019"].images is None
@@ -176,17 +161,17 @@ def spoil_isic(action):
         ),
     ],
 )
-def test_a_damaged_isic_is_named(root, make, message):
-    make(root / "fed_isic2019")
+def test_a_damaged_isic_is_named(data_root, make, message):
+    make(data_root / "fed_isic2019")
     with pytest.raises(FedlibError, match=message):
         vision.load("fed_isic2019")
 
 
-def test_a_changed_table_is_read_anew(root):
-    write_isic(root / "fed_isic2019", lesions())
+def test_a_changed_table_is_read_anew(data_root):
+    write_isic(data_root / "fed_isic2019", lesions())
     first = vision.load("fed_isic2019")
     assert vision.load("fed_isic2019") is first
-    table = root / "fed_isic2019/train_test_split.csv"
+    table = data_root / "fed_isic2019/train_test_split.csv"
     table.write_text(table.read_text().replace(",test,", ",train,"))
     os.utime(table, ns=(4 * 10**18, 4 * 10**18))
     assert not vision.load("fed_isic2019").split.any()
@@ -212,14 +197,14 @@ def write_tiny(folder):
 
 
 @pytest.mark.parametrize("name", ["tiny_imagenet", "tiny-imagenet-200"])
-def test_tiny_imagenet_is_read_as_published_with_val_as_test(root, name):
-    write_tiny(root / "tiny-imagenet-200")
+def test_tiny_imagenet_is_read_as_published_with_val_as_test(data_root, name):
+    write_tiny(data_root / "tiny-imagenet-200")
     pool = vision.load(name)
     assert pool.images.shape == (9, 3, 64, 64) and pool.classes == ("n01", "n02", "n03") and pool.domains is None
     assert pool.labels.tolist() == [0, 0, 1, 1, 2, 2, 0, 1, 2] and pool.split.tolist() == [0] * 6 + [1] * 3
     assert np.abs(pool.images[:, 0, 9, 9].astype(int) - 60 * (pool.labels + 1)).max() < 5
     assert np.abs(pool.images[:, 1, 9, 9].astype(int) - 200 * pool.split.astype(int)).max() < 5
-    assert listed()["tiny_imagenet"][1:] == (str(root / "tiny-imagenet-200"), 9, 3, "")
+    assert listed()["tiny_imagenet"][1:] == (str(data_root / "tiny-imagenet-200"), 9, 3, "")
     assert "tiny-imagenet-200" not in listed()
 
 
@@ -241,9 +226,9 @@ def rewrite(path, old, new):
         (lambda f: (f / "train/n01/images/n01_0.JPEG").write_bytes(b"?"), r"n01_0\.JPEG: cannot be read as an image"),
     ],
 )
-def test_a_damaged_tiny_imagenet_is_named(root, spoil, message):
-    write_tiny(root / "tiny-imagenet-200")
-    spoil(root / "tiny-imagenet-200")
+def test_a_damaged_tiny_imagenet_is_named(data_root, spoil, message):
+    write_tiny(data_root / "tiny-imagenet-200")
+    spoil(data_root / "tiny-imagenet-200")
     with pytest.raises(FedlibError, match=message):
         vision.load("tiny_imagenet")
 
@@ -257,20 +242,20 @@ def test_a_damaged_tiny_imagenet_is_named(root, spoil, message):
         ("tiny_imagnet", ("did you mean 'tiny_imagenet'",)),
     ],
 )
-def test_a_missing_set_says_what_has_to_lie_where(root, name, parts):
+def test_a_missing_set_says_what_has_to_lie_where(data_root, name, parts):
     with pytest.raises(FedlibError) as caught:
         vision.load(name)
-    for part in (f"{name!r} is not here", str(root / f"{name}.npz"), "--data or FEDLIB_DATA", *parts):
+    for part in (f"{name!r} is not here", str(data_root / f"{name}.npz"), "--data or FEDLIB_DATA", *parts):
         assert part in str(caught.value)
 
 
-def test_a_pack_goes_before_the_layout_and_coarse_labels_are_refused(root):
-    write_tiny(root / "tiny-imagenet-200")
+def test_a_pack_goes_before_the_layout_and_coarse_labels_are_refused(data_root):
+    write_tiny(data_root / "tiny-imagenet-200")
     with pytest.raises(FedlibError, match="has no coarse labels; take 'tiny_imagenet'"):
         vision.load("tiny_imagenet:coarse")
-    assert vision.find("tiny_imagenet") == root / "tiny-imagenet-200"
-    (root / "tiny_imagenet.npz").write_bytes(b"")
-    assert vision.find("tiny_imagenet") == root / "tiny_imagenet.npz"
+    assert vision.find("tiny_imagenet") == data_root / "tiny-imagenet-200"
+    (data_root / "tiny_imagenet.npz").write_bytes(b"")
+    assert vision.find("tiny_imagenet") == data_root / "tiny_imagenet.npz"
 
 
 @needs_samples

@@ -9,13 +9,7 @@ from fedlib.checks import FedlibError
 from fedlib.data import leaf, vision
 from fedlib.data.federation import make_federation
 
-
-@pytest.fixture(autouse=True)
-def root(tmp_path, monkeypatch):
-    """An empty data root, and no download, whatever the environment says."""
-    monkeypatch.setenv("FEDLIB_DATA", str(tmp_path))
-    monkeypatch.delenv("FEDLIB_DOWNLOAD", raising=False)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("data_root")
 
 
 def image(level):
@@ -49,8 +43,8 @@ def write_leaf(folder, train=TRAIN, test=TEST):
             write(folder / part / f"all_data_{k}_niid_0_keep_0_{part}_9.json", document(writers))
 
 
-def test_a_writer_is_a_domain_and_both_parts_are_read(root):
-    write_leaf(root / "femnist")
+def test_a_writer_is_a_domain_and_both_parts_are_read(data_root):
+    write_leaf(data_root / "femnist")
     pool = vision.load("femnist")
     assert pool.images.shape == (70, 3, 28, 28) and pool.domain_names == ("f0", "f1", "f2")
     assert pool.classes == tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
@@ -64,14 +58,14 @@ def test_a_writer_is_a_domain_and_both_parts_are_read(root):
     assert (pool.images[:, :, rest] == 255).all()  # ink is dark on white, as in LEAF
 
 
-def test_every_grey_level_comes_back(root):
-    write_leaf(root / "femnist", [{"a": ALL, "b": (list(range(256)), [0] * 256)}], [{"a": ([0], [0])}])
+def test_every_grey_level_comes_back(data_root):
+    write_leaf(data_root / "femnist", [{"a": ALL, "b": (list(range(256)), [0] * 256)}], [{"a": ([0], [0])}])
     pool = vision.load("femnist")
     assert pool.images[62:318, 0, 2, 5].tolist() == list(range(256))
 
 
-def test_by_source_is_a_client_a_writer(root):
-    write_leaf(root / "femnist", [{"f2": BEA, "f0": ALL, "f1": ([150, 151, 152, 153], [9] * 4)}])
+def test_by_source_is_a_client_a_writer(data_root):
+    write_leaf(data_root / "femnist", [{"f2": BEA, "f0": ALL, "f1": ([150, 151, 152, 153], [9] * 4)}])
     federation = make_federation(vision.load("femnist"), 3, {"name": "by_source"}, None, seed=0, test_share=0.25)
     assert [client.domain for client in federation.clients] == [0, 1, 2]
     held = [sorted([*c.train.labels.tolist(), *c.test.labels.tolist()]) for c in federation.clients]
@@ -81,31 +75,31 @@ def test_by_source_is_a_client_a_writer(root):
     assert sum(len(client.train) + len(client.test) for client in two.clients) == 63 + 5 + 4
 
 
-def test_listing_reads_no_image(root, monkeypatch):
-    write_leaf(root / "femnist")
+def test_listing_reads_no_image(data_root, monkeypatch):
+    write_leaf(data_root / "femnist")
     monkeypatch.setattr(leaf, "_document", lambda path: pytest.fail("read"))
     line = {line.name: line for line in vision.available()}["femnist"]
-    assert line[1:] == (str(root / "femnist"), 70, 62, "")
+    assert line[1:] == (str(data_root / "femnist"), 70, 62, "")
 
 
-def test_the_order_of_keys_does_not_matter(root):
-    write_leaf(root / "femnist")
-    for path in (root / "femnist").rglob("*.json"):
+def test_the_order_of_keys_does_not_matter(data_root):
+    write_leaf(data_root / "femnist")
+    for path in (data_root / "femnist").rglob("*.json"):
         turned = dict(reversed(json.loads(path.read_text()).items()))
         path.write_text(json.dumps(turned | {"hierarchies": ["a"]}, indent=1))
-    assert leaf.outline(root / "femnist") == (70, 62) and len(vision.load("femnist")) == 70
+    assert leaf.outline(data_root / "femnist") == (70, 62) and len(vision.load("femnist")) == 70
 
 
-def test_whole_numbers_are_pixels_too(root):
+def test_whole_numbers_are_pixels_too(data_root):
     content = document({"f0": ALL, "f5": ([0], [5])})
     content["user_data"]["f5"]["x"] = [[1, 0] + [1] * 782]
-    write_leaf(root / "femnist")
-    write(root / "femnist/train/all_data_0_niid_0_keep_0_train_9.json", content)
+    write_leaf(data_root / "femnist")
+    write(data_root / "femnist/train/all_data_0_niid_0_keep_0_train_9.json", content)
     assert vision.load("femnist").images[62, 0, 0, :3].tolist() == [255, 0, 255]
 
 
-def test_check_counts_each_writer(root):
-    write_leaf(root / "femnist")
+def test_check_counts_each_writer(data_root):
+    write_leaf(data_root / "femnist")
     table = vision.check("femnist")
     assert table["train"].sum() == 67 and table["test"].sum() == 3 and len(table.columns) == 2 + 2 * 3
     assert table["f2 train"]["7"] == 2 and table["f2 train"]["e"] == 1 and table["f1 test"]["9"] == 1
@@ -143,19 +137,19 @@ def spoilt(**changes):
         (document({"f1": ([1], [1])}), r"extra\.json: writer 'f1' is in all_data_1_niid_0_keep_0_train_9\.json, too"),
     ],
 )
-def test_a_damaged_file_is_named_with_its_writer(root, content, message):
-    write_leaf(root / "femnist")
-    write(root / "femnist/train/extra.json", content)
+def test_a_damaged_file_is_named_with_its_writer(data_root, content, message):
+    write_leaf(data_root / "femnist")
+    write(data_root / "femnist/train/extra.json", content)
     with pytest.raises(FedlibError, match=message) as caught:
         vision.load("femnist")
     assert "train/extra.json" in str(caught.value)
 
 
-def test_missing_parts_and_classes_are_named(root):
-    write_leaf(root / "femnist", test=[])
+def test_missing_parts_and_classes_are_named(data_root):
+    write_leaf(data_root / "femnist", test=[])
     with pytest.raises(FedlibError, match=r"femnist/test: no \.json is in it"):
         vision.load("femnist")
     assert "femnist/test" in {line.name: line for line in vision.available()}["femnist"].problem
-    write_leaf(root / "femnist", [{"f2": BEA}, {"f1": ([1] * 59, list(range(2, 61)))}])
+    write_leaf(data_root / "femnist", [{"f2": BEA}, {"f1": ([1] * 59, list(range(2, 61)))}])
     with pytest.raises(FedlibError, match="none of its 3 writers has a sample of 0, 1, z; take a larger part"):
         vision.load("femnist")

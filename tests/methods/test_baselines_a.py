@@ -228,9 +228,7 @@ def test_they_are_found_by_their_names():
     ],
 )
 def test_wrong_values_are_refused(spec: dict, message: str):
-    with pytest.raises(FedlibError) as caught:
-        make(spec)
-    assert message in str(caught.value)
+    assert message in tiny.refusal(spec)
 
 
 @pytest.mark.parametrize("method", [FedProxFT(ft_rounds=3), FedSAMFT(ft_rounds=3), FedBABU(ft_rounds=3)])

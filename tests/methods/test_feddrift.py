@@ -13,9 +13,7 @@ import torch.nn.functional as F
 from personal_tasks import DESCENT, GROUPS, PERSONAL, planted, rows
 from test_methods import LOCAL, PLAN
 
-from fedlib.checks import FedlibError
 from fedlib.data.federation import Client, Federation
-from fedlib.methods import make
 from fedlib.methods.fedavg import FedAvg
 from fedlib.methods.feddrift import FedDrift, cluster_distances, complete_linkage, merging
 from fedlib.methods.method import Server, State, Upload, initial_state
@@ -267,6 +265,4 @@ def test_clients_that_drift_together_share_a_model_one_round_later_and_go_back_w
     ],
 )
 def test_wrong_values_are_refused(spec: dict[str, object], message: str):
-    with pytest.raises(FedlibError) as caught:
-        make(spec)
-    assert message in str(caught.value)
+    assert message in tiny.refusal(spec)

@@ -1,120 +1,43 @@
-"""FEROMA and what was released of it: planted groups on quadratics, identities, drift of who is there, test time."""
+"""FEROMA and what was released of it: planted groups on quadratics, identities, drift of who is there."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import tiny
 import torch
+from feroma_tasks import (
+    CENTRES,
+    GROUPS,
+    LR,
+    OnQuadratics,
+    ReleasedOnQuadratics,
+    W,
+    by_group,
+    draw,
+    ends,
+    grouped,
+    near,
+    played,
+    start,
+    step,
+)
 from personal_tasks import DESCENT, rows
 from test_methods import Quadratic
-from torch import Tensor
 
 from fedlib.checks import FedlibError
-from fedlib.data.federation import Client, Federation, Samples, Visitor
 from fedlib.engines import Assignment, Serial, perform
-from fedlib.forward import class_scores
 from fedlib.methods import make
-from fedlib.methods.fedavg import FedAvg
 from fedlib.methods.feroma import FEROMA, local_model, mixture, present
 from fedlib.methods.method import Server, Site, Task, initial_state
-from fedlib.methods.released.feroma import FEROMAAsReleased
-from fedlib.metrics import Crowd
 from fedlib.profiles import regime
-from fedlib.rounds import Plan, Snapshot, federate, size
+from fedlib.rounds import Plan, federate, size
 from fedlib.streams import torch_stream
-
-CENTRES = (0.0, 8.0, 2.0, 12.0, 4.0, 10.0)
-GROUPS = (0, 1, 0, 1, 0, 1)
-LR = 0.25
-W = 2
-
-
-@dataclass(frozen=True)
-class OnQuadratics(FEROMA, Quadratic):
-    """||w - c_i||^2 / 2, mapped by FEROMA."""
-
-    warmup: int = W
-    centres: tuple[float, ...] = CENTRES
-    curvatures: tuple[float, ...] = (1.0,) * 6
-
-
-@dataclass(frozen=True)
-class ReleasedOnQuadratics(FEROMAAsReleased, Quadratic):
-    """The same, mapped as released."""
-
-    warmup: int = W
-    centres: tuple[float, ...] = CENTRES
-    curvatures: tuple[float, ...] = (1.0,) * 6
-
-
-def near(got: Tensor, expected: Any, atol: float = 1e-6) -> None:
-    torch.testing.assert_close(got.double(), torch.as_tensor(expected, dtype=torch.float64), rtol=0, atol=atol)
-
-
-def draw(n: int, group: int, seed: int, shift: int = 0, alike: bool = False) -> Samples:
-    """Pixels of one colour each; group 0: dark and even, group 1: bright and uneven, others in between. The label is
-    the brightest channel, moved on by `shift`."""
-    stream = torch.Generator().manual_seed(seed)
-    least, most = ((10, 30), (150, 256), (60, 100), (100, 180), (30, 110), (120, 140))[0 if alike else group]
-    images = torch.randint(least, most, (n, 3, 1, 1), generator=stream, dtype=torch.uint8)
-    return Samples(images, (images.flatten(1).int().argmax(1) + shift) % 3)
-
-
-def grouped(
-    groups: Sequence[int] = GROUPS, sizes: Sequence[int] = (30,) * 6, same: bool = False, **how: Any
-) -> Federation:
-    """One pixel an image, three classes; same: all clients of a group hold the very same samples."""
-    clients = tuple(
-        Client(
-            i, draw(n, g, 3 * (g if same else i), **how), draw(60, g, 3 * (g if same else i) + 1, **how), draw(9, g, 2)
-        )
-        for i, (g, n) in enumerate(zip(groups, sizes, strict=True))
-    )
-    return Federation("grouped", clients, ("a", "b", "c"), (3, 1, 1))
-
-
-def played(method: FEROMA, fed: Federation, rounds: int, **of_plan: Any) -> list[Snapshot]:
-    """The state after each round, of one gradient step."""
-    seen: list[Snapshot] = []
-    plan = Plan(rounds, LR, schedule="constant", evaluate_every=rounds, **of_plan)
-
-    def look(now: Snapshot) -> None:
-        seen.append(Snapshot(now.server, list(now.memories), list(now.history)))
-
-    tiny.train(method, fed, plan, DESCENT, model="linear", after_round=look)
-    return seen
-
-
-def start(fed: Federation) -> np.ndarray:
-    """(10,): the bias at the start."""
-    task = tiny.task(fed, model="linear")
-    return initial_state(FedAvg(), task)[1].weights["head.bias"].double().numpy()
-
-
-def ends(now: Snapshot, clients: int = 6) -> np.ndarray:
-    """(m, 10): every theta_j's bias."""
-    return np.stack([now.server.weights[f"{j}/head.bias"].double().numpy() for j in range(clients)])
-
-
-def step(w: np.ndarray, centres: Sequence[float] = CENTRES) -> np.ndarray:
-    """(m, 10) after one step of each client from w, (10,) or (m, 10)."""
-    return w - LR * (w - np.array(centres)[:, None])
-
-
-def by_group(theta: np.ndarray, groups: Sequence[int] = GROUPS) -> np.ndarray:
-    """(m, 10): to every client the mean of its group."""
-    return np.stack([theta[[j for j, h in enumerate(groups) if h == g]].mean(0) for g in groups])
-
-
-def crowd_of(method: FEROMA, fed: Federation, now: Snapshot) -> Crowd:
-    return Crowd(method, method.build(tiny.task(fed, model="linear")), now.server, now.memories, fed)
 
 
 def test_two_groups_are_warmed_up_together_and_then_each_client_starts_from_its_groups_mean():
@@ -306,72 +229,6 @@ def test_much_privacy_budget_is_as_good_as_none_and_little_is_not():
         far.append(float((server.memory["d"][:, :6] - plain[:, :6]).abs().max()))
         assert tiny.same(server.memory, played(method, fed, 3)[-1].server.memory)
     assert far[0] < 1e-3 and far[1] > 0.05
-
-
-def visitor(group: int, seed: int, labels: Tensor | None = None, few: int = 0, shift: int = 0) -> Visitor:
-    samples = draw(50, group, seed, shift)
-    return Visitor(
-        0, replace(samples, labels=samples.labels if labels is None else labels), draw(few, group, 9, shift), group
-    )
-
-
-def test_a_visitor_is_answered_by_the_client_of_the_nearest_profile_without_any_label():
-    groups = (0, 1, 0, 1, 2, 2)
-    fed, method = grouped(groups), OnQuadratics()
-    now = played(method, fed, 4)[-1]
-    crowd = crowd_of(method, fed, now)
-    for group in (0, 1, 2):
-        here = visitor(group, 77 + group)
-        j = method.match(crowd, here)
-        assert j is not None and groups[j] == group
-        assert method.match(crowd, visitor(group, 77 + group, torch.full((50,), -7))) == j
-        crowd.model.load_state_dict(local_model(now.server, j))
-        assert torch.equal(method.visit(crowd, here), class_scores(crowd.model, here.samples.images))
-    exact = Visitor(0, fed.clients[4].validation, draw(0, 0, 0), 2)
-    plain = OnQuadratics(samplings=0)
-    crowd = crowd_of(plain, fed, played(plain, fed, 3)[-1])
-    D = plain.distances_to(crowd, exact)
-    assert plain.match(crowd, exact) == 4 and D[4] == 0 and (D[:4] > 0).all()
-
-
-def test_only_clients_of_the_last_round_answer_and_ties_go_to_the_lowest():
-    method, fed = OnQuadratics(samplings=0), grouped(same=True)
-    seen = played(method, fed, 5, leaves={1: 3})
-    crowd = crowd_of(method, fed, seen[-1])
-    assert method.match(crowd, visitor(1, 5)) == 3 and method.match(crowd, visitor(0, 5)) == 0
-    assert method.distances_to(crowd, visitor(1, 5)).isinf().tolist() == [False, True, False, False, False, False]
-    early = crowd_of(method, fed, seen[W - 1])
-    assert method.match(early, visitor(1, 5)) is None
-    all_served = torch.stack([class_scores_of(early, j) for j in range(6)]).softmax(-1).mean(0)
-    torch.testing.assert_close(method.visit(early, visitor(1, 5)), all_served)
-
-
-def class_scores_of(crowd: Crowd, j: int) -> Tensor:
-    crowd.model.load_state_dict(local_model(crowd.server, j))
-    return class_scores(crowd.model, visitor(1, 5).samples.images)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_few_labels_find_the_client_of_the_same_concept(masked: bool):
-    """P(Y|X): all images alike, the labels moved on by one in three of six clients. Without labels nothing tells."""
-    clients = []
-    for i, g in enumerate(GROUPS):
-        parts = (draw(30, 0, 10 + 3 * i, g, True), draw(200, 0, 11 + 3 * i, g, True), draw(9, 0, 12 + 3 * i, g, True))
-        clients.append(Client(i, *parts))
-    fed = Federation("concepts", tuple(clients), ("a", "b", "c"), (3, 1, 1))
-    method, blind = OnQuadratics(labelled=True, masked=masked), OnQuadratics(masked=masked)
-    now = played(method, fed, 4)[-1]
-    crowd = crowd_of(method, fed, now)
-    for shift in (0, 1):
-        here = visitor(0, 70, few=60, shift=shift)
-        found = method.match(crowd, here)
-        assert found is not None and GROUPS[found] == shift
-        poisoned = replace(here, samples=replace(here.samples, labels=torch.full((50,), -7)))
-        assert method.match(crowd, poisoned) == found
-        d = method.profile_of(crowd, here)
-        assert len(d) == 24 and torch.equal(d[:6], blind.profile_of(crowd, here))
-    assert len({blind.match(crowd, visitor(0, 70, few=60, shift=shift)) for shift in (0, 1)}) == 1
-    assert method.match(crowd, visitor(0, 70)) == blind.match(crowd, visitor(0, 70))
 
 
 def test_released_weights_by_hand():

@@ -10,6 +10,7 @@ import pytest
 import tiny
 import torch
 from test_methods import step_by_hand
+from tiny import Dealt, leaning, with_dropout
 from torch import Tensor, nn
 
 from fedlib.checks import FedlibError
@@ -20,8 +21,8 @@ from fedlib.forward import mean_loss
 from fedlib.methods import known, make
 from fedlib.methods.fedavg import FedAvg
 from fedlib.methods.fedper import FedPer
-from fedlib.methods.method import Method, Server, Site, State, Task, Upload, Work, initial_state
-from fedlib.methods.several import INITS, Several, choose, models
+from fedlib.methods.method import Method, Server, Site, State, Task, initial_state
+from fedlib.methods.several import INITS, Several, choose, models, numbered
 from fedlib.metrics import Crowd, evaluate
 from fedlib.rounds import Plan
 from fedlib.streams import derive
@@ -32,23 +33,11 @@ PLAN = Plan(2, 0.05, evaluate_every=1)
 
 
 @dataclass(frozen=True)
-class Dealt(Several):
-    """Client i trains model i mod K, and sends it up."""
-
-    def client_update(self, work: Work) -> Upload:
-        k = work.client % self.K
-        sent = super().client_update(replace(work, message=models(work.message)[k]))
-        return replace(sent, weights={f"{k}/{name}": tensor for name, tensor in sent.weights.items()})
-
-
-@dataclass(frozen=True)
 class Dropped(Dealt):
     """With dropout before the head."""
 
     def build(self, task: Task) -> nn.Module:
-        network = task.network()
-        network.transform = nn.Sequential(network.transform, nn.Dropout(0.5))
-        return network
+        return with_dropout(task)
 
 
 # How they begin
@@ -171,14 +160,6 @@ def of_labels(*clients: tuple[list[int], list[int], list[int]]) -> Federation:
     return Federation("labels", tuple(members), ("no", "yes"), (3, 1, 1))
 
 
-def leaning(*gaps: float) -> State:
-    """theta of linear models that say "yes" with probability sigma(gap), whatever the image."""
-    theta = {}
-    for k, gap in enumerate(gaps):
-        theta |= {f"{k}/head.weight": torch.zeros(2, 3), f"{k}/head.bias": torch.tensor([0.0, gap])}
-    return theta
-
-
 def crowd_of(method: Several, fed: Federation, theta: State) -> Crowd:
     model, _, memories = initial_state(method, tiny.task(fed, model="linear"))
     return Crowd(method, model, Server(theta), memories, fed)
@@ -246,7 +227,7 @@ def test_clients_that_share_a_model_are_evaluated_once():
         crowd.model.load_state_dict(state)
         with torch.no_grad():
             assert torch.equal(mine, crowd.model(prepare(crowd.samples.images)))
-    copies = {f"{k}/{name}": tensor for k in range(3) for name, tensor in models(theta)[2].items()}
+    copies = numbered([models(theta)[2]] * 3)
     alike = Crowd(method, model, Server(copies), memories, GROUPS)
     assert len(alike.states) == 4
     passes = watched(alike)

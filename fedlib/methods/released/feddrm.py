@@ -25,6 +25,7 @@ from fedlib.methods.fedprox_ft import FedProxFT
 from fedlib.methods.fedrep import FedRep
 from fedlib.methods.fedsam import FedSAMFT
 from fedlib.methods.method import Server, State, Upload, Work, hyper
+from fedlib.methods.names import named, under
 from fedlib.training import Batch, Terms, only, sgd
 
 
@@ -123,14 +124,14 @@ class FedASAsReleased(FedPer):
         self.start(work)
         E = work.local.count(len(work.samples))
         previous = copy.deepcopy(work.model.get_submodule("backbone"))
-        last = {name.removeprefix("last/"): w for name, w in work.memory.items() if name.startswith("last/")}
+        last = under("last", work.memory)
         if last and E >= 5:
             previous.load_state_dict(last)
             self.align(work, previous, E // 5)
         upload = self.upload(work, self.descend(work, steps=E - E // 5))
         kept = {name: w for name, w in upload.weights.items() if name.startswith("backbone.")}
-        last = {f"last/{name.removeprefix('backbone.')}": w for name, w in kept.items()}
-        return replace(upload, memory=upload.memory | last)
+        last = {name.removeprefix("backbone."): w for name, w in kept.items()}
+        return replace(upload, memory=upload.memory | named("last", last))
 
     def align(self, work: Work, previous: nn.Module, steps: int) -> None:
         """The steps of alignment, on the body alone."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedlib.checks import check_choice
+from fedlib.checks import FedlibError, check_choice
 from fedlib.methods.feroma import FEROMA
 from fedlib.methods.method import Server, hyper
 from fedlib.profiles import renormalised
@@ -39,6 +39,11 @@ class FEROMAAsReleased(FEROMA):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(f"{type(self).__name__}.misaligned", self.misaligned, (True, False))
+        if self.threshold > 0 or self.fallback != "samples":
+            raise FedlibError(
+                f"{type(self).__name__}.threshold: {self.threshold:g}, fallback: {self.fallback}: nothing released has "
+                "either; leave them out, or take FEROMA with mapping: inverse"
+            )
 
     def mixing(self, server: Server, w: Tensor, rest: Tensor) -> Tensor:
         w_bar = super().mixing(server, w, rest)
