@@ -122,10 +122,12 @@ def federate(
 ) -> Snapshot:
     """T rounds of `method`; `after_round` sees the state after each (for checkpoints and progress).
 
-    Raises FedlibError, before the first, where samples may have several labels and the method is not made for that.
+    Raises FedlibError, before the first, where samples may have several labels and the method is not made for that, and
+    where a client has too few samples for it.
     """
     if federation.several_labels:
         check_labels(method)
+    method.check_clients(federation)
     with one_thread():
         model, server, memories = initial_state(method, task)
         device = federation.clients[0].train.labels.device

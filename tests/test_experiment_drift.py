@@ -28,7 +28,10 @@ UNDER = {"samples": None, "drift": DRIFT, "rounds": 6, "validation_share": 0.2}
         ({"shift": {"name": "bit_grid"}}, "drift decides how images look; leave one out"),
         ({"drift": None, "probes": ["visitors"]}, "visitors are met under drift; give drift, or leave the probe out"),
         ({"probes": ["mapping"]}, "mapping tells FEROMA's weights, but FedAvg has none; leave it out"),
-        ({"method": make({"name": "FEROMA", "labelled": True})}, "labelled: true, but visitors give no labelled samples"),
+        (
+            {"method": make({"name": "FEROMA", "labelled": True})},
+            "labelled: true, but visitors give no labelled samples",
+        ),
         ({"probes": ["adapted"]}, "probes: adapted trains on at the last round's rate, near zero on a cosine"),
         ({"method": make("FEROMA"), "validation_share": 0.0}, "FEROMA needs validation samples"),
         ({"method": make({"name": "FEROMA", "warmup": 6})}, "FEROMA.warmup: 6"),
@@ -38,6 +41,19 @@ def test_what_does_not_go_together_is_refused(settings: dict[str, Any], message:
     with pytest.raises(FedlibError) as caught:
         tiny.experiment(**UNDER | settings)
     assert message in str(caught.value)
+
+
+def test_too_few_samples_for_a_private_profile_are_refused_before_the_first_round():
+    drift, trained = DRIFT | {"phase_samples": 5}, []
+    method = make({"name": "FEROMA", "warmup": 1, "epsilon": 1.0})
+    asked = tiny.experiment(**UNDER | {"drift": drift, "method": method})
+    federation = asked.federation()
+    assert federation.fewest_validation == 1
+    with pytest.raises(FedlibError, match=r"FEROMA.epsilon: a private profile needs two samples, .* has 1; raise"):
+        federate(
+            method, federation, asked.task(federation), asked.local, asked.plan, Serial(), after_round=trained.append
+        )
+    assert not trained
 
 
 def test_drift_is_in_the_key_with_its_code_and_names_the_run():

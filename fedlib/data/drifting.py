@@ -82,6 +82,10 @@ class Drifting(Federation):
             self._made[phase] = Federation(self.name, clients, self.classes, self.shape, self.central, **about)
         return self._made[phase]
 
+    @property
+    def fewest_validation(self) -> int:
+        return min(len(stay.validation) for phase in self.stays for stay in phase)
+
     def to(self, device: torch.device) -> Drifting:
         clients = tuple(client.to(device) for client in self.clients)
         visitors = tuple(visitor.to(device) for visitor in self.visitors)

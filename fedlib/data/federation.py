@@ -107,6 +107,11 @@ class Federation:
         return tuple(len(client.train) for client in self.clients)
 
     @property
+    def fewest_validation(self) -> int:
+        """The least number of validation samples that a client has in any round."""
+        return min(len(client.validation) for client in self.clients)
+
+    @property
     def shares(self) -> np.ndarray:
         """w_i = n_i / n, by training counts."""
         sizes = np.asarray(self.sizes, dtype=float)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedlib import profiles
 from fedlib.checks import FedlibError, check_choice, check_number, need_fewer
-from fedlib.data.federation import Client, Visitor
+from fedlib.data.federation import Client, Federation, Visitor
 from fedlib.methods.method import Crowd, Method, Server, State, Task, Upload, hyper, weighted_mean
 from fedlib.methods.names import named, under
 from fedlib.privacy import NOISES, private_marginals, private_statistics
@@ -106,6 +106,18 @@ class FEROMA(Method):
         if self.epsilon is not None:
             name = f"{type(self).__name__}.epsilon"
             raise FedlibError(f"{name}: {self.epsilon} is for one label a sample, not for several; leave epsilon out")
+
+    def check_clients(self, federation: Federation) -> None:
+        if self.epsilon is None:
+            return
+        visitors = [len(visitor.samples) for visitor in federation.visitors]
+        few = [len(visitor.few) for visitor in federation.visitors if self.labelled and len(visitor.few)]
+        least = min([federation.fewest_validation, *visitors, *few])
+        if least < 2:
+            raise FedlibError(
+                f"{type(self).__name__}.epsilon: a private profile needs two samples, but a client or visitor has "
+                f"{least}; raise validation_share, phase_samples, samples or few_per_class, or leave epsilon out"
+            )
 
     @property
     def needs_validation(self) -> bool:

@@ -160,6 +160,9 @@ class Method:
     def check_labels(self) -> None:
         """Raise FedlibError if the hyper-parameters do not fit samples of several labels."""
 
+    def check_clients(self, federation: Federation) -> None:
+        """Raise FedlibError if the method cannot do with these clients' samples, those of later rounds included."""
+
     @property
     def needs_validation(self) -> bool:
         """Whether clients need validation samples."""
