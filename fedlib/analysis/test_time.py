@@ -15,16 +15,19 @@ ROUNDING = 1.0e-3
 """Of probabilities: passes in other chunks and batches differ by less."""
 
 
-def together(first: Samples, second: Samples) -> Samples:
-    """All samples of both, in this order."""
-    return Samples(torch.cat([first.images, second.images]), torch.cat([first.labels, second.labels]))
+def in_turn(first: Samples, second: Samples) -> Samples:
+    """One sample of the first, one of the second, and so on, as long as there are both."""
+    n = min(len(first), len(second))
+    images = torch.stack([first.images[:n], second.images[:n]], dim=1).flatten(0, 1)
+    return Samples(images, torch.stack([first.labels[:n], second.labels[:n]], dim=1).flatten(0, 1))
 
 
 def looks_at(crowd: Crowd) -> dict[str, bool]:
     """{"inputs", "labels"}: whether any visitor's answers depend on its other inputs, and on labels that it gives away.
 
-    inputs: a visitor is asked again with the images of another one, the first of another distribution, put before its
-    own; if its own images are then answered otherwise, the method adapts to whom it meets, without labels.
+    inputs: a visitor is asked again with the images of another one, the first of another distribution, each after one
+    of its own, so that no batch stays what it was; if its own images are then answered otherwise, the method adapts to
+    whom it meets, without labels.
     labels: its first samples become labelled ones (`few`), once with their labels and once with all of them moved on by
     one class; if the answers differ, the method uses labels where it gets them.
 
@@ -46,9 +49,8 @@ def _chances(crowd: Crowd, visitor: Visitor) -> Tensor:
 
 
 def _in_company(crowd: Crowd, visitor: Visitor, other: Visitor) -> bool:
-    met = replace(visitor, samples=together(other.samples, visitor.samples))
-    alone, after = _chances(crowd, visitor), _chances(crowd, met)[len(other.samples) :]
-    return bool((alone - after).abs().max() > ROUNDING)
+    after = _chances(crowd, replace(visitor, samples=in_turn(visitor.samples, other.samples)))[::2]
+    return bool((_chances(crowd, visitor)[: len(after)] - after).abs().max() > ROUNDING)
 
 
 def _by_labels(crowd: Crowd, visitor: Visitor) -> bool:
