@@ -56,12 +56,13 @@ def macro_auroc(scores: Tensor, truth: Tensor) -> Tensor:
     return torch.tensor(mean, dtype=torch.float32, device=truth.device)
 
 
-def known(values: Tensor, whose: str) -> Tensor:
-    """Which values are no NaN, bool (n,): the others are left out of histories and means, never counted as 0.
+def known(values: Tensor, whose: str, several: bool) -> Tensor:
+    """Which values count, bool (n,): of one label a sample all; of several, those that are no NaN.
 
-    Raises FedlibError if none is known; whose: those of "client", for one.
+    The others are left out of histories and means, never counted as 0. Raises FedlibError if none is known; whose:
+    those of "client", for one.
     """
-    seen = ~values.isnan()
+    seen = ~values.isnan() if several else torch.ones_like(values, dtype=torch.bool)
     if not seen.any():
         raise FedlibError(
             f"no {whose} has test samples with and without a same label, so there is no AUROC; take more samples, or "

@@ -185,10 +185,9 @@ def _mean(tensors: Sequence[Tensor]) -> Tensor:
 
 def central(crowd: Crowd, moment: str) -> list[Row]:
     """The metrics on the official test part."""
-    values, names = crowd.domain_accuracies().cpu(), list(crowd.federation.central)
-    if several_labels(crowd):
-        seen = known(values, "domain")
-        values, names = values[seen], [name for name, one in zip(names, seen, strict=True) if one]
+    values = crowd.domain_accuracies().cpu()
+    seen = known(values, "domain", several_labels(crowd))
+    values, names = values[seen], [name for name, one in zip(crowd.federation.central, seen, strict=True) if one]
     spread = values.std() if len(values) > 1 else torch.zeros(())
     found = {f"domain@central[{name}]": value for name, value in zip(names, values, strict=True)}
     found |= {"domain@central": values.mean(), "domain_std@central": spread, "worst@central": values.min()}
@@ -205,7 +204,7 @@ def evaluate(crowd: Crowd, moment: str, pooled: bool = True) -> list[Row]:
 def own(crowd: Crowd, moment: str, metric: str = "personal", accuracies: Tensor | None = None) -> list[Row]:
     """The metrics of the clients' own models on their own test samples. accuracies: (m,), if they are known."""
     values = crowd.own_accuracies() if accuracies is None else accuracies
-    seen = known(values, "client") if several_labels(crowd) else torch.ones_like(values, dtype=torch.bool)
+    seen = known(values, "client", several_labels(crowd))
     found = [(f"{metric}@local", i, float(values[i])) for i in seen.nonzero().flatten().tolist()]
     found += [(f"{metric}@local", -1, float(weighted(crowd, values)))]
     found += [(f"{metric}@local[plain mean]", -1, float(values[seen].mean()))]
@@ -223,7 +222,7 @@ def weighted(crowd: Crowd, values: Tensor) -> Tensor:
     """(): sum_i (n_i / n) v_i; of several labels, over the clients that have a value."""
     if not several_labels(crowd):
         return crowd.shares @ values
-    seen = known(values, "client")
+    seen = known(values, "client", several=True)
     return crowd.shares[seen] @ values[seen] / crowd.shares[seen].sum()
 
 

@@ -145,7 +145,8 @@ def test_no_score_at_all_is_an_error() -> None:
     with pytest.raises(
         FedlibError, match=r"no client has test samples with and without a same label.*larger test_share"
     ):
-        known(torch.tensor([math.nan, math.nan]), "client")
+        known(torch.tensor([math.nan, math.nan]), "client", several=True)
+    assert known(torch.tensor([0.5, math.nan, 0.0]), "client", several=True).tolist() == [True, False, True]
 
 
 # who answers

@@ -40,7 +40,7 @@ def visitors(crowd: Crowd, federation: Federation) -> list[Row]:
     rows = []
     for metric, values in found.items():
         one = torch.tensor(values)
-        seen = known(one, "visitor") if federation.several_labels else torch.ones(len(one), dtype=torch.bool)
+        seen = known(one, "visitor", federation.several_labels)
         each = [(k, values[k]) for k in seen.nonzero().flatten().tolist()] + [(-1, float(one[seen].mean()))]
         rows += [Row(crowd.server.round, metric, moment, client, value) for client, value in each]
     return rows

@@ -43,7 +43,6 @@ def check_labels(method: Method) -> None:
             f"method: {type(method).__name__} is for samples of one label, but here they may have several; take one of "
             f"{', '.join(able)}"
         )
-    method.check_labels()
 
 
 def make(spec: str | Mapping[str, Any]) -> Method:

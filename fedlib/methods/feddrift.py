@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedlib.checks import FedlibError, check_choice
-from fedlib.data.federation import Client
+from fedlib.data.federation import Client, Federation
 from fedlib.forward import accuracy, mean_loss
 from fedlib.methods.ifca import cluster_means
 from fedlib.methods.method import Method, Server, State, Task, Upload, Work, hyper
@@ -75,8 +75,8 @@ class FedDrift(Method):
         super().__post_init__()
         check_choice("FedDrift.measure", self.measure, MEASURES)
 
-    def check_labels(self) -> None:
-        if self.measure == "error":
+    def check_clients(self, federation: Federation) -> None:
+        if federation.several_labels and self.measure == "error":
             raise FedlibError(
                 "FedDrift.measure: error is the share of wrong classes, which samples of several labels do not have; "
                 "give measure: cross-entropy, and a delta in its units"

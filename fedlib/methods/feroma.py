@@ -102,14 +102,12 @@ class FEROMA(Method):
     def check(self, rounds: int, local: object) -> None:
         need_fewer(self, "warmup", self.warmup, rounds, "rounds")
 
-    def check_labels(self) -> None:
-        if self.epsilon is not None:
-            name = f"{type(self).__name__}.epsilon"
-            raise FedlibError(f"{name}: {self.epsilon} is for one label a sample, not for several; leave epsilon out")
-
     def check_clients(self, federation: Federation) -> None:
         if self.epsilon is None:
             return
+        if federation.several_labels:
+            name = f"{type(self).__name__}.epsilon"
+            raise FedlibError(f"{name}: {self.epsilon} is for one label a sample, not for several; leave epsilon out")
         visitors = [len(visitor.samples) for visitor in federation.visitors]
         few = [len(visitor.few) for visitor in federation.visitors if self.labelled and len(visitor.few)]
         least = min([federation.fewest_validation, *visitors, *few])

@@ -157,9 +157,6 @@ class Method:
     def check(self, rounds: int, local: Local) -> None:
         """Raise FedlibError if the hyper-parameters do not fit the experiment."""
 
-    def check_labels(self) -> None:
-        """Raise FedlibError if the hyper-parameters do not fit samples of several labels."""
-
     def check_clients(self, federation: Federation) -> None:
         """Raise FedlibError if the method cannot do with these clients' samples, those of later rounds included."""
 
