@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo "make reproduce   run every notebook at smoke scale, then show the verdicts and the report's path"
-	@echo "make laptop      the same at laptop scale, on real data: make laptop DATA=folder (an hour or more)"
+	@echo "make laptop      the same at laptop scale, on real data: make laptop DATA=folder (ten hours on two cores)"
 	@echo "make test        lint, types, unit tests, and every notebook executed and compared"
 	@echo "make lab         JupyterLab, opened on notebooks/start_here.ipynb"
 	@echo "make clean       remove what the above made, but for runs/"

@@ -59,6 +59,8 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if "scale" in arguments:
             check_choice("--scale", arguments.scale, SCALES)
+        if getattr(arguments, "data", None) and not arguments.data.expanduser().is_dir():
+            raise FedlibError(f"--data: {arguments.data} is no folder; give the one that holds the data sets")
         return commands[arguments.command](arguments)
     except FedlibError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -110,7 +112,7 @@ def show_list(arguments: argparse.Namespace) -> int:
     for heading in ("notebook", "paper item", "what it shows", "scales", "figures kept"):
         table.add_column(heading, no_wrap=heading == "notebook")
     paper = None
-    for notebook in notebooks.discover():
+    for notebook in notebooks.find(arguments.notebooks):
         if notebook.paper != paper and paper is not None:
             table.add_section()
         paper = notebook.paper
@@ -140,6 +142,9 @@ def data(arguments: argparse.Namespace) -> int:
 
     root = vision.data_root(arguments.data)
     available = vision.available(root)
+    if arguments.names and arguments.action == "list":
+        known = [check_choice("data set", name, [line.name for line in available]) for name in arguments.names]
+        available = [line for line in available if line.name in known]
     if arguments.action == "list":
         print(f"data root: {root}")
         for line in available:
@@ -206,7 +211,8 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, Command]]:
     parser.add_argument("--version", action="version", version=f"fedlib {_version()}")
     sub = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_reproduce(sub)
-    sub.add_parser("list", help="the notebooks by paper, their scales and figures", formatter_class=Help)
+    one = sub.add_parser("list", help="the notebooks by paper, their scales and figures", formatter_class=Help)
+    one.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help=f"{NOTEBOOK}; all when left out")
     _add_why(sub)
     _add_data(sub)
     one = sub.add_parser(
@@ -278,7 +284,7 @@ check: read data sets in full and count them; a damaged one is an error.""",
         formatter_class=Help,
     )
     one.add_argument("action", choices=["list", "check"], help="what to do")
-    one.add_argument("names", nargs="*", metavar="NAME", help="data sets to check (default: all that are here)")
+    one.add_argument("names", nargs="*", metavar="NAME", help="data sets (default: all that are here)")
     _add_data_root(one)
 
 

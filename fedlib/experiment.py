@@ -85,7 +85,7 @@ class Experiment:
             self.plan.present(self.clients, t)
         self._check_together()
         whole_as_float(self)
-        self.method.check(self.plan.rounds, self.local)
+        self.method.check(self.plan.rounds, self.plan.lr, self.local)
 
     def _check_together(self) -> None:
         """What only several settings together can tell."""

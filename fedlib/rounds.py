@@ -13,7 +13,7 @@ from torch import nn
 from fedlib.checks import FedlibError, check_choice, check_number, whole_as_float
 from fedlib.data.federation import Federation
 from fedlib.engines import Assignment, Engine, one_thread
-from fedlib.methods import check_labels
+from fedlib.methods import check_clients
 from fedlib.methods.method import Method, Server, Site, State, Task, Upload, initial_state
 from fedlib.metrics import Crowd, Row, evaluate
 from fedlib.streams import numpy_stream, torch_stream
@@ -125,9 +125,7 @@ def federate(
     Raises FedlibError, before the first, where samples may have several labels and the method is not made for that, and
     where a client has too few samples for it.
     """
-    if federation.several_labels:
-        check_labels(method)
-    method.check_clients(federation)
+    check_clients(method, federation)
     with one_thread():
         model, server, memories = initial_state(method, task)
         device = federation.clients[0].train.labels.device

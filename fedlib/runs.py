@@ -20,6 +20,7 @@ from fedlib import probes, store
 from fedlib.checks import FedlibError, check_number
 from fedlib.engines import Processes, Serial, one_thread, worker_pool
 from fedlib.experiment import Experiment, device, key_of
+from fedlib.methods import check_clients
 from fedlib.paths import check_writable, runs_folder
 from fedlib.progress import Bar, emit, events_file
 from fedlib.rounds import Snapshot, federate
@@ -156,7 +157,9 @@ def run_all(experiments: Iterable[Experiment], jobs: int | None = None) -> pd.Da
     )
     try:
         for experiment in missing.values():  # what cannot be made is an error before any training
-            experiment.method.build(experiment.task(experiment.federation()))
+            federation = experiment.federation()
+            check_clients(experiment.method, federation)
+            experiment.method.build(experiment.task(federation))
         _train_all(missing, jobs, bar)
     finally:
         bar.close()

@@ -66,6 +66,9 @@ def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
         (["reproduce", "main_table"], "error: notebook 'main_table' is in several papers; say "),
         (["why", "fedrm"], "error: notebook 'fedrm' is unknown; did you mean 'feddrm'?"),
         (["data", "check", "mnits"], "did you mean 'mnist'?"),
+        (["data", "list", "digit"], "error: data set: 'digit' is unknown; did you mean 'digits'?"),
+        (["list", "lamda_sweep"], "error: notebook 'lamda_sweep' is unknown; did you mean 'feddrm/lambda_sweep'?"),
+        (["reproduce", "--data", "/no/such"], "error: --data: /no/such is no folder; give the one that holds the data"),
         (["readme"], "README.md is missing"),
     ],
 )
@@ -111,6 +114,10 @@ def test_list_shows_item_scales_and_kept_figures(project: Project, capsys: pytes
     line = next(line for line in capsys.readouterr().out.splitlines() if "lambda_sweep" in line)
     cells = [cell.strip() for cell in line.strip("│").split("│")]
     assert cells == ["feddrm/lambda_sweep", "Fig. 4", "the trade-off", "smoke laptop", "laptop"]
+    project.notebook("feroma/regimes")
+    assert main(["list", "feroma"]) == 0
+    shown = capsys.readouterr().out
+    assert "feroma/regimes" in shown and "lambda_sweep" not in shown
 
 
 def test_reproduce_tells_of_a_failure_and_exits_with_1(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,6 +229,12 @@ def test_a_report_that_fails_does_not_hide_the_outcomes(
     said = capsys.readouterr()
     assert "good" in said.out and "ok" in said.out
     assert "error: the report could not be written (KeyError: 'table')" in said.err
+
+
+def test_data_list_shows_what_is_named_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "list", "shapes", "digits"]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["digits", "shapes"]
 
 
 def test_data_check_goes_on_after_a_bad_set(

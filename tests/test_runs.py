@@ -23,6 +23,7 @@ from fedlib.methods import make
 from fedlib.methods.fedavg import FedAvg
 from fedlib.methods.feddrm import FedDRM
 from fedlib.methods.fedper import FedPer
+from fedlib.methods.feroma import FEROMA
 from fedlib.runs import Planned, Run, cost, is_kept, run, run_all, why
 
 
@@ -323,6 +324,14 @@ def test_fedlib_why_tells_instead_of_training(told: Callable[[], list[dict]], mo
     with pytest.raises(Planned, match="nothing was trained"):
         run_all([tiny.experiment()])
     assert told() == [{"event": "why", "lines": why([tiny.experiment()])}]
+
+
+def test_what_a_later_run_cannot_do_with_its_clients_is_an_error_before_the_first(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(runs, "federate", None)
+    private = tiny.experiment(FEROMA(warmup=1, epsilon=1.0), samples=40, clients=8, validation_share=0.2)
+    with pytest.raises(FedlibError, match="FEROMA.epsilon: a private profile needs two samples, but .* has 1"):
+        run_all([tiny.experiment(), private])
+    assert not is_kept(tiny.experiment().key())
 
 
 def test_progress_tells_the_plan_every_round_and_the_end(told: Callable[[], list[dict]]):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedlib.checks import FedlibError, check_choice, check_keys
 
 if TYPE_CHECKING:
+    from fedlib.data.federation import Federation
     from fedlib.methods.method import Method
 
 
@@ -43,6 +44,13 @@ def check_labels(method: Method) -> None:
             f"method: {type(method).__name__} is for samples of one label, but here they may have several; take one of "
             f"{', '.join(able)}"
         )
+
+
+def check_clients(method: Method, federation: Federation) -> None:
+    """Raise FedlibError if the method cannot do with these clients' samples: too few of them, or several labels each."""
+    if federation.several_labels:
+        check_labels(method)
+    method.check_clients(federation)
 
 
 def make(spec: str | Mapping[str, Any]) -> Method:

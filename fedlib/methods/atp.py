@@ -57,7 +57,7 @@ class ATP(Method):
         for name in ("normalise", "online"):
             check_choice(f"{type(self).__name__}.{name}", getattr(self, name), (True, False))
 
-    def check(self, rounds: int, local: Local) -> None:
+    def check(self, rounds: int, lr: float, local: Local) -> None:
         need_fewer(self, "adaptation_rounds", self.adaptation_rounds, rounds, "rounds")
 
     def remember(self, task: Task) -> State:

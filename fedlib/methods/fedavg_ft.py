@@ -23,7 +23,7 @@ class FedAvgFT(Method):
     ft_rounds: int = hyper(10, least=1, whole=True)
     ft_lr: float | None = hyper(0.01, above=0.0)
 
-    def check(self, rounds: int, local: Local) -> None:
+    def check(self, rounds: int, lr: float, local: Local) -> None:
         need_fewer(self, "ft_rounds", self.ft_rounds, rounds, "rounds")
 
     def tuning(self, round: int, rounds: int) -> bool:

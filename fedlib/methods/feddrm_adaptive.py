@@ -59,7 +59,7 @@ class FedDRMAdaptive(FedDRM):
     inertia: float = hyper(0.8, least=0.0, below=1.0)
     samples: int = hyper(512, least=1, whole=True)
 
-    def check(self, rounds: int, local: Local) -> None:
+    def check(self, rounds: int, lr: float, local: Local) -> None:
         if not self.low <= self.lam <= self.high:
             raise FedlibError(
                 f"FedDRMAdaptive.lam: {self.lam} is not between low ({self.low}) and high ({self.high}); "

@@ -44,15 +44,17 @@ class FEROMA(Method):
     with the fallback's mean over A_t. threshold = 0 keeps all; above |A_{t-1}|, none: all
     clients are sent one mean.
 
-    Test time (spec 1.7): a visitor is answered by theta_j of the nearest d_j in [mu_x, sigma_x] alone, over all its
-    inputs: no label, no step. `labelled`, for P(Y|X): by the nearest whole d_j, [mu_u, sigma_u] of the visitor's few
-    labelled samples. Ties go to the lowest client.
+    Test time (spec 1.7): a visitor is answered by theta_j of the nearest d_j in [mu_x, sigma_x] alone, over all inputs
+    that it asks about: no label, no step. `labelled`, for P(Y|X): by the nearest whole d_j, with [mu_u, sigma_u] of the
+    visitor's few labelled samples, which are not among those. Ties go to the lowest client.
 
     The paper's full text was not available: its tau is not known, and 1.5 / |A| is the spec's, as is the median
     temperature. Latents of the paper's models are >= 0; m- = min(0, least) lets others pass. m+ = 1.02 times the
     largest latent of all clients' validation samples, told in round W under theta as it is before that round (the
     authors': after local training); only a shift of the projection depends on it. Each round's halves are drawn client
-    by client (theirs: with one seed for all).
+    by client (theirs: with one seed for all). As everywhere here, images have three channels in [-1, 1] (theirs: in
+    [0, 1], and one channel under P(Y), P(Y|X)), and the optimiser is new in every round (theirs: in every epoch). A
+    mixture rounds BatchNorm's counters, which no prediction uses (theirs leaves them out).
 
     warmup, threshold: W, tau |A|. temperature: T_s, or "median", half the median of a client's distances.
     distance: "euclidean", "cosine". components: l; None: U. samplings: random halves in a profile; 0: each sample once.
@@ -99,7 +101,7 @@ class FEROMA(Method):
         if self.delta is not None and self.epsilon is None:
             raise FedlibError(f"{name}.delta: {self.delta} without epsilon has no meaning; give epsilon, or leave it")
 
-    def check(self, rounds: int, local: object) -> None:
+    def check(self, rounds: int, lr: float, local: object) -> None:
         need_fewer(self, "warmup", self.warmup, rounds, "rounds")
 
     def check_clients(self, federation: Federation) -> None:
@@ -306,7 +308,7 @@ class FEROMA(Method):
         return D
 
     def profile_of(self, crowd: Crowd, visitor: Visitor) -> Tensor:
-        """[mu_x, sigma_x] (2 l,) of all the visitor's inputs; with labelled samples and `labelled`, d with theirs."""
+        """[mu_x, sigma_x] (2 l,) of the inputs to answer; with labelled samples and `labelled`, d with theirs, too."""
         server = crowd.server
         crowd.model.load_state_dict(self.embedding_of(server))
         z = profiles.latents(crowd.model, visitor.samples.images)

@@ -154,7 +154,7 @@ class Method:
                 check_number(f"{type(self).__name__}.{item.name}", value, **item.metadata["bounds"])
         whole_as_float(self)
 
-    def check(self, rounds: int, local: Local) -> None:
+    def check(self, rounds: int, lr: float, local: Local) -> None:
         """Raise FedlibError if the hyper-parameters do not fit the experiment."""
 
     def check_clients(self, federation: Federation) -> None:

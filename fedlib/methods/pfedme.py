@@ -14,7 +14,7 @@ import torch
 from fedlib.checks import FedlibError
 from fedlib.methods.method import Method, Server, Upload, Work, as_like, everything, hyper
 from fedlib.models.network import is_statistic
-from fedlib.training import Batch, Terms, only, sgd
+from fedlib.training import Batch, Local, Terms, only, sgd
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,9 @@ class PFedMe(Method):
                 f"give a rate below {2 / self.lam:g}, or lower lam"
             )
 
+    def check(self, rounds: int, lr: float, local: Local) -> None:
+        self.need_stable("lr", lr)
+
     @property
     def differs_by_client(self) -> bool:
         return True
@@ -69,8 +72,6 @@ class PFedMe(Method):
         return terms | {"total": terms["total"] + 0.5 * self.lam * distance}
 
     def client_update(self, work: Work) -> Upload:
-        """Raises FedlibError if the local rate is too high for lam: see need_stable."""
-        self.need_stable("lr", work.lr)
         work.model.load_state_dict(work.message)
         w_k = {name: tensor.detach().clone() for name, tensor in work.model.named_parameters()}
         step = replace(work, message=w_k)

@@ -174,8 +174,8 @@ def test_bad_values_are_refused(bad: dict, message: str):
 
 def test_there_must_be_a_model_before_its_rates_and_rates_that_are_numbers():
     with pytest.raises(FedlibError, match=r"ATP.adaptation_rounds: 3 is not below rounds \(3\)"):
-        ATP(adaptation_rounds=3).check(3, LOCAL)
-    ATP(adaptation_rounds=2).check(3, LOCAL)
+        ATP(adaptation_rounds=3).check(3, 0.1, LOCAL)
+    ATP(adaptation_rounds=2).check(3, 0.1, LOCAL)
     method, fed = ATP(adaptation_rounds=1, rate_lr=1e300), tiny.federation((90, 80), side=2, classes=3)
     with pytest.raises(FedlibError, match=r"round 2, client 0, .*rates are not finite .* lower ATP.rate_lr"):
         tiny.train(method, fed, Plan(2, 0.05), LOCAL, model="linear")

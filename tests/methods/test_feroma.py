@@ -306,12 +306,15 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str):
 
 def test_what_does_not_fit_the_experiment_is_refused():
     with pytest.raises(FedlibError, match="warmup: 5 is not below rounds"):
-        FEROMA().check(5, DESCENT)
-    FEROMA().check(6, DESCENT)
+        FEROMA().check(5, 0.1, DESCENT)
+    FEROMA().check(6, 0.1, DESCENT)
     with pytest.raises(FedlibError, match=r"components: 4 axes .* 3 latent features .* give at most 3"):
         FEROMA(components=4).build(tiny.task(grouped(), model="linear"))
     with pytest.raises(FedlibError, match="misaligned"):
         make({"name": "FEROMAAsReleased", "misaligned": 1.5})
+    for option in ({"threshold": 1.5}, {"fallback": "uniform"}):
+        with pytest.raises(FedlibError, match="FEROMAAsReleased.threshold: .*: nothing released has either; leave them"):
+            make({"name": "FEROMAAsReleased"} | option)
     empty = grouped()
     clients = (replace(empty.clients[0], validation=draw(0, 0, 0)), *empty.clients[1:])
     with pytest.raises(FedlibError, match=r"client 0 has no validation sample .* raise validation_share"):

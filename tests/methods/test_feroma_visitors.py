@@ -9,6 +9,7 @@ import torch
 from feroma_tasks import GROUPS, OnQuadratics, W, crowd_of, draw, grouped, played
 from torch import Tensor
 
+from fedlib import profiles
 from fedlib.data.federation import Client, Federation, Visitor
 from fedlib.forward import class_scores
 from fedlib.methods.feroma import local_model
@@ -66,6 +67,33 @@ def test_a_private_visitor_sends_a_noisy_profile():
         method = OnQuadratics(samplings=0, epsilon=epsilon, noise="laplace")
         found[epsilon] = (method.profile_of(crowd, visitor(0, 70)) - d).abs().max()
     assert found[1e7] < 1e-3 and found[1.0] > 0.05
+
+
+@pytest.mark.parametrize("option", [{"distance": "cosine"}, {"masked": True}, {"temperature": "median"}])
+def test_options_reach_the_scaler_the_distances_and_the_weights(option: dict):
+    """Client 1 holds no sample of class 0: an absent label."""
+    fed, method, plain = grouped(), OnQuadratics(samplings=0, **option), OnQuadratics(samplings=0)
+    held = fed.clients[1].validation
+    there = held.labels > 0
+    lacking = replace(fed.clients[1], validation=replace(held, images=held.images[there], labels=held.labels[there]))
+    fed = replace(fed, clients=(fed.clients[0], lacking, *fed.clients[2:]))
+    seen, l = played(method, fed, 4), 3
+
+    def expected(how: OnQuadratics) -> tuple[Tensor, Tensor, Tensor]:
+        """D and w of round 4 and the visitor's D, from the profiles kept, by fedlib.profiles alone."""
+        low, span = profiles.fit_scaler(seen[W].server.memory["d"], l, how.masked)
+        now, before = (profiles.scale(seen[t].server.memory["d"], low, span, l, how.masked) for t in (3, 2))
+        D = profiles.distances(now, before, how.distance)
+        w = profiles.softmax_weights(D, None if how.temperature == "median" else 1.0)
+        theirs = profiles.scale(method.profile_of(crowd, here)[None], low, span, l, how.masked)
+        return D, w, profiles.distances(theirs, now[:, : 2 * l], how.distance)[0]
+
+    here, crowd, kept = visitor(1, 70), crowd_of(method, fed, seen[-1]), seen[-1].server.memory
+    D, w, visiting = expected(method)
+    torch.testing.assert_close(kept["D"], D)
+    torch.testing.assert_close(kept["w"], w)
+    torch.testing.assert_close(method.distances_to(crowd, here), visiting)
+    assert not torch.allclose(w, expected(plain)[1], atol=1e-3)
 
 
 @pytest.mark.parametrize("masked", [False, True])
