@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -270,16 +270,36 @@ def why(experiments: Iterable[Experiment]) -> list[str]:
     for experiment in experiments:
         parts = experiment.parts()
         key = key_of(parts)
-        name = f"{key}  {experiment.method}, seed {experiment.seed}, {experiment.data}"
+        name = f"{key}  {_in_words(experiment)}"
         if key in kept:
             lines.append(f"{name}: kept")
             continue
         nearest = min((differences(old, parts) for old in kept.values()), key=len, default=None)
         stopped = " (goes on from a checkpoint)" if (runs_folder() / key / "checkpoint.safetensors").is_file() else ""
-        reason = "nothing is kept yet" if nearest is None else f"nearest kept run differs in {', '.join(nearest[:4])}"
-        more = f" and {len(nearest) - 4} more" if nearest and len(nearest) > 4 else ""
-        lines.append(f"{name}: would train{stopped}; {reason}{more}")
+        reason = "nothing is kept yet" if nearest is None else f"nearest kept run differs in {_summed_up(nearest)}"
+        lines.append(f"{name}: would train{stopped}; {reason}")
     return lines
+
+
+def _in_words(experiment: Experiment) -> str:
+    """What tells the runs of a notebook apart; of the method, the hyper-parameters that are not its defaults."""
+    method = experiment.method
+    own = {item.name: getattr(method, item.name) for item in fields(method)}
+    changed = [f"{item.name}={own[item.name]!r}" for item in fields(method) if own[item.name] != item.default]
+    columns = experiment.columns()
+    settings = [columns[name] for name in ("data", "partition", "shift", "drift") if columns[name] != "none"]
+    return f"{type(method).__name__}({', '.join(changed)}), seed {experiment.seed}, {', '.join(settings)}"
+
+
+def _summed_up(found: list[str], most: int = 4) -> str:
+    """The differences of descriptions one by one, then the modules whose code differs."""
+    code = [line.partition(":")[0].removeprefix("source.") for line in found if line.startswith("source.")]
+    rest = [line for line in found if not line.startswith("source.")]
+    parts = [
+        ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+        for names in (rest, code)
+    ]
+    return "; ".join(part if not number else f"the code of {part}" for number, part in enumerate(parts) if part)
 
 
 def _folders() -> list[Path]:

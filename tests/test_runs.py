@@ -23,6 +23,7 @@ from fedlib.methods import make
 from fedlib.methods.fedavg import FedAvg
 from fedlib.methods.feddrm import FedDRM
 from fedlib.methods.fedper import FedPer
+from fedlib.methods.fedprox import FedProx
 from fedlib.methods.feroma import FEROMA
 from fedlib.runs import Planned, Run, cost, is_kept, run, run_all, why
 
@@ -300,11 +301,11 @@ def test_the_table_tells_runs_apart():
 
 def test_why_says_what_would_run_and_what_changed():
     first, other = tiny.experiment(FedDRM(lam=0.8)), tiny.experiment(FedDRM(lam=0.9))
-    assert why([first]) == [f"{first.key()}  FedDRM(lam=0.8), seed 0, digits: would train; nothing is kept yet"]
+    assert why([first]) == [f"{first.key()}  FedDRM(), seed 0, digits, iid: would train; nothing is kept yet"]
     run(first)
     assert why([first, other]) == [
-        f"{first.key()}  FedDRM(lam=0.8), seed 0, digits: kept",
-        f"{other.key()}  FedDRM(lam=0.9), seed 0, digits: would train; nearest kept run differs in "
+        f"{first.key()}  FedDRM(), seed 0, digits, iid: kept",
+        f"{other.key()}  FedDRM(lam=0.9), seed 0, digits, iid: would train; nearest kept run differs in "
         "experiment.method.lam: 0.8 -> 0.9",
     ]
 
@@ -314,8 +315,10 @@ def test_why_names_changed_code_and_counts_many_differences(monkeypatch: pytest.
     run(asked)
     sources = asked.sources()
     monkeypatch.setattr(Experiment, "sources", lambda self: sources | {"fedlib.training": "0123"})
-    assert f"source.fedlib.training: {sources['fedlib.training']} -> 0123" in why([asked])[0]
-    assert "and 2 more" in why([tiny.experiment(seed=1, clients=4, lr=0.1, rounds=4, steps=1)])[0]
+    assert why([asked])[0].endswith("nearest kept run differs in the code of fedlib.training")
+    other = why([tiny.experiment(FedProx(mu=0.5), seed=1, clients=4, lr=0.1, rounds=4, steps=1)])[0]
+    assert f"  FedProx(mu=0.5), seed 1, {asked.data}, " in other
+    assert "FedAvg -> FedProx and 3 more; the code of fedlib.training" in other
 
 
 def test_fedlib_why_tells_instead_of_training(told: Callable[[], list[dict]], monkeypatch: pytest.MonkeyPatch):
@@ -329,7 +332,7 @@ def test_fedlib_why_tells_instead_of_training(told: Callable[[], list[dict]], mo
 def test_what_a_later_run_cannot_do_with_its_clients_is_an_error_before_the_first(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(runs, "federate", None)
     private = tiny.experiment(FEROMA(warmup=1, epsilon=1.0), samples=40, clients=8, validation_share=0.2)
-    with pytest.raises(FedlibError, match="FEROMA.epsilon: a private profile needs two samples, but .* has 1"):
+    with pytest.raises(FedlibError, match=r"FEROMA.epsilon: a private profile needs two samples, but .* has 1"):
         run_all([tiny.experiment(), private])
     assert not is_kept(tiny.experiment().key())
 

@@ -47,7 +47,7 @@ def check_labels(method: Method) -> None:
 
 
 def check_clients(method: Method, federation: Federation) -> None:
-    """Raise FedlibError if the method cannot do with these clients' samples: too few of them, or several labels each."""
+    """Raise FedlibError if the method cannot do with these clients' samples, as too few, or of several labels."""
     if federation.several_labels:
         check_labels(method)
     method.check_clients(federation)

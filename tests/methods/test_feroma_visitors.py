@@ -77,16 +77,16 @@ def test_options_reach_the_scaler_the_distances_and_the_weights(option: dict):
     there = held.labels > 0
     lacking = replace(fed.clients[1], validation=replace(held, images=held.images[there], labels=held.labels[there]))
     fed = replace(fed, clients=(fed.clients[0], lacking, *fed.clients[2:]))
-    seen, l = played(method, fed, 4), 3
+    seen, ell = played(method, fed, 4), 3
 
     def expected(how: OnQuadratics) -> tuple[Tensor, Tensor, Tensor]:
         """D and w of round 4 and the visitor's D, from the profiles kept, by fedlib.profiles alone."""
-        low, span = profiles.fit_scaler(seen[W].server.memory["d"], l, how.masked)
-        now, before = (profiles.scale(seen[t].server.memory["d"], low, span, l, how.masked) for t in (3, 2))
+        low, span = profiles.fit_scaler(seen[W].server.memory["d"], ell, how.masked)
+        now, before = (profiles.scale(seen[t].server.memory["d"], low, span, ell, how.masked) for t in (3, 2))
         D = profiles.distances(now, before, how.distance)
         w = profiles.softmax_weights(D, None if how.temperature == "median" else 1.0)
-        theirs = profiles.scale(method.profile_of(crowd, here)[None], low, span, l, how.masked)
-        return D, w, profiles.distances(theirs, now[:, : 2 * l], how.distance)[0]
+        theirs = profiles.scale(method.profile_of(crowd, here)[None], low, span, ell, how.masked)
+        return D, w, profiles.distances(theirs, now[:, : 2 * ell], how.distance)[0]
 
     here, crowd, kept = visitor(1, 70), crowd_of(method, fed, seen[-1]), seen[-1].server.memory
     D, w, visiting = expected(method)
