@@ -35,9 +35,9 @@ from fedlib.streams import torch_stream
 BINS = 50
 GREY = ("P(Y)", "P(Y|X)")
 """Kinds whose grey images have one plane in the authors' archive; with the others they have three."""
-DISTANCES = ("raw", "scaled", "label-free", "w2", "js")
-"""Between two cells: of profiles as they are; scaled, as FEROMA compares clients; of the first 2 l scaled coordinates,
-as it compares visitors; and of distributions."""
+DISTANCES = ("raw", "scaled", "masked", "label-free", "w2", "js")
+"""Between two cells: of profiles as they are; scaled, as FEROMA compares clients; scaled as it does where it is
+`masked`; of the first 2 l scaled coordinates, as it compares visitors; and of distributions."""
 
 
 def gaussian(samples: Samples, classes: int, planes: int = 3) -> Tensor:
@@ -91,24 +91,30 @@ def pairs(run: Run) -> pd.DataFrame:
     model = method.build(experiment.task(federation))
     model.load_state_dict(method.embedding_of(server))
     planes = 1 if drifts.read(experiment.drift or {}).name in GREY and is_grey(federation.pool) else 3
-    found: list[tuple[int, Tensor, Tensor, Tensor]] = []
+    mapped = drifts.phase_of(method.warmup + 1, federation.rounds, len(federation.stays))
+    found: list[tuple[int, bool, Tensor, Tensor, Tensor]] = []
     for phase, client in cells(federation):
         z = profiles.latents(model, client.validation.images)
         stream = torch_stream(experiment.seed, "fidelity", phase, client.index)
         d = method.profile(server, z, client.validation.labels, stream)
         own, U = _whole(client), len(federation.classes)
-        found.append((client.distribution, d, gaussian(own, U, planes), joint(own, U, planes)))
-    distribution = np.array([cell[0] for cell in found])
-    d, moments, shares = (torch.stack(part) for part in zip(*[cell[1:] for cell in found], strict=True))
-    scaled = method.scaled(server, d)
+        found.append((client.distribution, phase == mapped, d, gaussian(own, U, planes), joint(own, U, planes)))
+    distribution, fitted = (np.array([cell[column] for cell in found]) for column in (0, 1))
+    d, moments, shares = (torch.stack(part) for part in zip(*[cell[2:] for cell in found], strict=True))
+    scaled, masked = method.scaled(server, d), scaled_masked(d, d[fitted], axes(server))
     free = scaled[:, : 2 * axes(server)]
-    between = [profiles.distances(part, part) for part in (d.double(), scaled, free)]
+    between = [profiles.distances(part, part) for part in (d.double(), scaled, masked, free)]
     between += [wasserstein(moments), jensen_shannon(shares)]
     a, b = np.triu_indices(len(found), 1)
     seen = profiles.present(d, axes(server)).numpy()
     missing = (seen[a] != seen[b]).any(axis=1)
     table = {"first": a, "second": b, "same": distribution[a] == distribution[b], "missing": missing}
     return pd.DataFrame(table | {name: D.numpy()[a, b] for name, D in zip(DISTANCES, between, strict=True)})
+
+
+def scaled_masked(d: Tensor, first: Tensor, ell: int) -> Tensor:
+    """Profiles (n, d), scaled without their absent labels by a scaler of `first`, those of the first mapped phase."""
+    return profiles.scale(d, *profiles.fit_scaler(first, ell, masked=True), ell, masked=True)
 
 
 def is_grey(pool: Pool) -> bool:

@@ -83,7 +83,7 @@ PAIRS = pd.DataFrame(
         (5.0, 0.0, 0.5, True, True),
     ],
     columns=["raw", "w2", "js", "same", "missing"],
-).assign(scaled=lambda t: -t["w2"], **{"label-free": lambda t: t["w2"] ** 2})
+).assign(scaled=lambda t: -t["w2"], masked=lambda t: t["w2"] + 1, **{"label-free": lambda t: t["w2"] ** 2})
 
 
 def test_xi_ratios_ranks_and_separation_by_hand():
@@ -96,11 +96,17 @@ def test_xi_ratios_ranks_and_separation_by_hand():
     assert [found[f"ratio {q}"] for q in ("q05", "q50", "q95")] == pytest.approx(ratios)
     assert found["ratio spread"] == pytest.approx(ratios[2] / ratios[0])
     assert found["rho raw"] == pytest.approx(spearmanr(PAIRS["raw"], PAIRS["w2"]).statistic)
-    assert (found["rho scaled"], found["rho label-free"]) == (pytest.approx(-1), pytest.approx(1))
+    assert [found[f"rho {name}"] for name in ("scaled", "masked", "label-free")] == pytest.approx([-1, 1, 1])
     assert math.isnan(found["rho js"])
     assert found["auc raw"] == pytest.approx(4 / 6)  # of 3 x 2: 3 > 1, 2 > 1, 9 > 1, 9 > 5
     assert (found["auc w2"], found["auc js"]) == (1, 0.5)
     assert math.isnan(measures(PAIRS[PAIRS["same"]])["auc raw"])
+
+
+def test_an_absent_label_does_not_stretch_the_masked_scaler():
+    """One axis, one label: [mu_x, sigma_x, mu_u, sigma_u]; the second profile lacks the label."""
+    d = torch.tensor([[0.0, 1.0, 4.0, 2.0], [2.0, 3.0, -1.0, -1.0], [4.0, 5.0, 8.0, 4.0]])
+    np.testing.assert_allclose(study.scaled_masked(d, d[:2], 1), [[0, 0, 0, 0], [1, 1, -1, -1], [2, 2, 4, 2]])
 
 
 def test_fidelity_is_the_measures_of_each_group():
@@ -146,6 +152,8 @@ def test_pairs_of_a_run(finished):
     ]
     expected = wasserstein(torch.stack([gaussian(s, 10) for s in whole]))[0, 1]
     assert table[(table["first"] == 0) & (table["second"] == 5)]["w2"].item() == pytest.approx(float(expected))
+    alike = ~table["missing"]
+    assert (table["masked"] != table["scaled"]).any() and (table[alike]["masked"] >= table[alike]["label-free"]).all()
     pd.testing.assert_frame_equal(table, pairs(finished))  # the same halves again
 
 
