@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -59,8 +60,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if "scale" in arguments:
             check_choice("--scale", arguments.scale, SCALES)
-        if getattr(arguments, "data", None) and not arguments.data.expanduser().is_dir():
-            raise FedlibError(f"--data: {arguments.data} is no folder; give the one that holds the data sets")
+        _check_data_root(getattr(arguments, "data", None))
         return commands[arguments.command](arguments)
     except FedlibError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -295,6 +295,12 @@ def _add_scale(parser: argparse.ArgumentParser) -> None:
 def _add_data_root(parser: argparse.ArgumentParser) -> None:
     text = "the folder of the data sets (default: FEDLIB_DATA, else ~/.cache/fedlib)"
     parser.add_argument("--data", type=Path, metavar="FOLDER", help=text)
+
+
+def _check_data_root(folder: Path | None) -> None:
+    """Refuse a data folder that is not there, unless torchvision may make and fill it."""
+    if folder is not None and not folder.expanduser().is_dir() and os.environ.get("FEDLIB_DOWNLOAD") != "1":
+        raise FedlibError(f"--data: {folder} is no folder; give the one that holds the data sets")
 
 
 def _version() -> str:

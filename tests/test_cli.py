@@ -231,6 +231,16 @@ def test_a_report_that_fails_does_not_hide_the_outcomes(
     assert "error: the report could not be written (KeyError: 'table')" in said.err
 
 
+def test_a_data_folder_that_torchvision_may_fill_need_not_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["data", "list", "digits", "--data", str(tmp_path / "new")]
+    monkeypatch.delenv("FEDLIB_DOWNLOAD", raising=False)
+    assert main(command) == 2
+    monkeypatch.setenv("FEDLIB_DOWNLOAD", "1")
+    assert main(command) == 0
+
+
 def test_data_list_shows_what_is_named_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "list", "shapes", "digits"]) == 0
     _, *lines = capsys.readouterr().out.splitlines()
