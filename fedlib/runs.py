@@ -284,8 +284,8 @@ def why(experiments: Iterable[Experiment]) -> list[str]:
 def _in_words(experiment: Experiment) -> str:
     """What tells the runs of a notebook apart; of the method, the hyper-parameters that are not its defaults."""
     method = experiment.method
-    own = {item.name: getattr(method, item.name) for item in fields(method)}
-    changed = [f"{item.name}={own[item.name]!r}" for item in fields(method) if own[item.name] != item.default]
+    own = [(item.name, getattr(method, item.name), item.default) for item in fields(method)]
+    changed = [f"{name}={value!r}" for name, value, default in own if value != default]
     columns = experiment.columns()
     settings = [columns[name] for name in ("data", "partition", "shift", "drift") if columns[name] != "none"]
     return f"{type(method).__name__}({', '.join(changed)}), seed {experiment.seed}, {', '.join(settings)}"
@@ -293,13 +293,13 @@ def _in_words(experiment: Experiment) -> str:
 
 def _summed_up(found: list[str], most: int = 4) -> str:
     """The differences of descriptions one by one, then the modules whose code differs."""
+
+    def first(names: list[str]) -> str:
+        return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
     code = [line.partition(":")[0].removeprefix("source.") for line in found if line.startswith("source.")]
     rest = [line for line in found if not line.startswith("source.")]
-    parts = [
-        ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-        for names in (rest, code)
-    ]
-    return "; ".join(part if not number else f"the code of {part}" for number, part in enumerate(parts) if part)
+    return "; ".join(([first(rest)] if rest else []) + ([f"the code of {first(code)}"] if code else []))
 
 
 def _folders() -> list[Path]:
