@@ -63,6 +63,13 @@ def test_zero_is_marked_and_both_panels_have_one_scale():
     assert "mean and 95 % interval over 3 seeds" in figure.get_suptitle()
 
 
+def test_a_panel_may_have_a_scale_of_its_own():
+    average, std = plots.gains(TABLE, "method", "metric", alone=["average"]).axes
+    assert average.get_xlim()[0] > 0.5 - 1 and std.get_xlim()[0] < -5
+    with pytest.raises(FedlibError, match="gains: alone: 'averge' is unknown; did you mean 'average'"):
+        plots.gains(TABLE, "method", "metric", alone=["averge"])
+
+
 def test_colours_stand_one_under_another_each_with_its_papers_number():
     table = pd.concat([TABLE, TABLE.assign(kind="b", mean=TABLE["mean"] + 1, **{"reading A": NAN})])
     figure = plots.gains(table, "method", "metric", hue="kind", published=["reading A"])

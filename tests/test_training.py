@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedlib import training
 from fedlib.checks import FedlibError
 from fedlib.data.federation import Samples
+from fedlib.data.shift import padded_crop, random_flip
 from fedlib.models import build
 from fedlib.streams import derive, numpy_stream, torch_stream
 from fedlib.training import Batch, Local, NotFinite, batches, check_precision, check_texts, only, prepare, sgd
@@ -66,6 +67,23 @@ def test_crops_change_the_pixels_but_not_the_order():
     )
     assert torch.equal(plain[0].y, cropped[0].y) and not torch.equal(plain[0].x, cropped[0].x)
     assert float(cropped[0].x.min()) >= -1 and float(cropped[0].x.max()) <= 1
+
+
+@pytest.mark.parametrize("settings", [{"padding": 1}, {"flip": True}, {"padding": 2, "flip": True}])
+def test_padding_and_flips_are_those_of_the_functions_on_the_batch_s_stream(settings: dict):
+    images = torch.randint(256, (10, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    stream = torch_stream(0, "same")
+    given = batches(Samples(images, torch.arange(10)), Local(steps=3, batch_size=4, crop=False, **settings), 0, stream)
+    seen, same = list(given), torch_stream(0, "same")
+    order = torch.randperm(10, generator=same)
+    for batch, index in zip(seen, order.split(4), strict=True):
+        expected = images[index]
+        if "padding" in settings:
+            expected = padded_crop(expected, settings["padding"], same)
+        if "flip" in settings:
+            expected = random_flip(expected, same)
+        assert torch.equal(batch.x, prepare(expected))
+    assert not torch.equal(seen[0].x, prepare(images[order[:4]]))
 
 
 def test_prepare_maps_bytes_to_minus_one_to_one():
@@ -152,6 +170,7 @@ def test_the_first_step_whose_loss_is_not_finite_is_named(bad: float):
         ({"momentum": 1.0}, "momentum: 1.0 is out of range; give a number at least 0.0 and below 1.0"),
         ({"weight_decay": -1e-4}, "weight_decay: -0.0001 is out of range"),
         ({"precision": "bf16"}, "precision: 'bf16' is unknown; did you mean 'bfloat16'?"),
+        ({"crop": True, "padding": 4}, "crop: true, padding: 4: two random crops; keep one"),
         ({"crop": "no"}, "crop: 'no' is unknown; valid: False, True"),
     ],
 )

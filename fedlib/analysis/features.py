@@ -249,12 +249,16 @@ def _copy(head: nn.Linear) -> nn.Linear:
 def masks(run: Run, draws: int = 5) -> pd.DataFrame:
     """Accuracy with other masks at test time: columns domain, mask, draw, accuracy (0 to 1).
 
+    Raises FedlibError for a run without masks, and for less than one draw.
+
     mask: "deterministic", what all tables show; "noisy", what the released code does, `draws` times; "stripped", the
     trunk and h alone, f~ = f.
     """
+    check_number("masks: draws", draws, least=1, whole=True)
     rows = []
     for name, model, samples in domains(run):
-        assert isinstance(model, CalibratedNetwork)
+        if not isinstance(model, CalibratedNetwork):
+            raise FedlibError(f"masks: {type(run.experiment.method).__name__} has no masks; give a run of F2DC")
         asked = [("deterministic", 0), *(("noisy", i) for i in range(draws)), ("stripped", 0)]
         right = dict.fromkeys(asked, 0)
         streams = {i: torch_stream(run.experiment.seed, "noisy mask", name, i) for i in range(draws)}

@@ -11,6 +11,7 @@ MNIST-M's digits are MNIST's on photographs: a test digit of one may be a traini
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -42,21 +43,24 @@ COMBINED: Mapping[str, Mapping[str, str]] = {
 
 _PARTS = "in folders it has train and test in the place of the domains, and in both of them the classes 0 to 9"
 
+_PACS = Layout(
+    128,
+    {
+        "photo": [],
+        "art_painting": ["art", "art painting", "art-painting", "artpainting"],
+        "cartoon": [],
+        "sketch": [],
+    },
+    "PACS by Li, Yang, Song, Hospedales, ICCV 2017: 9,991 pictures, to be had from the authors' page and from most "
+    "domain-generalisation collections; its folders are these already. data: shapes is embedded, drawn, and no "
+    "replacement",
+    classes=7,
+    held_out=True,
+)
+
 FOLDERS: Mapping[str, Layout] = {
-    "pacs": Layout(
-        128,
-        {
-            "photo": [],
-            "art_painting": ["art", "art painting", "art-painting", "artpainting"],
-            "cartoon": [],
-            "sketch": [],
-        },
-        "PACS by Li, Yang, Song, Hospedales, ICCV 2017: 9,991 pictures, to be had from the authors' page and from most "
-        "domain-generalisation collections; its folders are these already. data: shapes is embedded, drawn, and no "
-        "replacement",
-        classes=7,
-        held_out=True,
-    ),
+    "pacs": _PACS,
+    "pacs_64": replace(_PACS, size=64),
     "office_caltech": Layout(
         32,
         {"caltech": ["caltech10", "caltech-10", "caltech_10", "caltech256"], "amazon": [], "webcam": [], "dslr": []},

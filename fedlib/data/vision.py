@@ -186,7 +186,7 @@ def _read(name: str, root: Path, path: Path) -> Pool:
     if stem in domains.FIRST and suffix:
         return domains.first_classes(_read(stem, root, path), name, int(suffix))
     if path.suffix == ".npz":
-        return packs.read(path, name, bool(suffix))
+        return _in_order(packs.read(path, name, bool(suffix)), path, stem)
     if stem in OFFICIAL:
         return official.read(name, stem, bool(suffix), root, path)
     if suffix and stem not in SUFFIXES:
@@ -196,6 +196,20 @@ def _read(name: str, root: Path, path: Path) -> Pool:
     if stem in LAYOUTS:
         return LAYOUTS[stem].read(path, name)
     return folders.read(path, name, FOLDERS.get(stem, Layout()))
+
+
+def _in_order(pool: Pool, path: Path, stem: str) -> Pool:
+    """The pool, whose domains stand in the order that the set of this name is known to have.
+
+    Raises FedlibError for another order, in which `allocation` would give clients to the wrong domains.
+    """
+    known = tuple(FOLDERS.get(stem, Layout()).domains)
+    if known and pool.domain_names != known:
+        raise FedlibError(
+            f"{path}: its domains are {', '.join(pool.domain_names) or 'none'}, but those of {stem} are "
+            f"{', '.join(known)}, in this order; write domain_names and domains so, or give the pack another name"
+        )
+    return pool
 
 
 def _missing(name: str, stem: str, root: Path) -> FedlibError:

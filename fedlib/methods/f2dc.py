@@ -14,8 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedlib.checks import FedlibError, check_choice
+from fedlib.data.federation import Federation
 from fedlib.methods.method import Method, Server, State, Task, Upload, Work, hyper
 from fedlib.models.network import Network
+from fedlib.streams import torch_stream
 from fedlib.training import Batch, Terms
 from fedlib.votes import first_argmax
 
@@ -65,7 +67,8 @@ class CalibratedNetwork(nn.Module):
     f+ = M * f,  f- = (1 - M) * f                                                     (DFD, Eqs 3-5)
     f* = f- + (1 - M) * A_C(f-),  f~ = f+ + f*                                        (DFC, Eqs 6-8)
 
-    hence f~ = f + (1 - M) * A_C((1 - M) * f). Masks are drawn inside `drawing` only, and deterministic elsewhere.
+    hence f~ = f + (1 - M) * A_C((1 - M) * f). Masks are drawn inside `drawing` only, from `noise`, which is set where a
+    client's work begins, and deterministic elsewhere.
     mask: "learned"; two controls: "random", S = 0; "none", M = 0, so that f~ = f + A_C(f).
     """
 
@@ -77,6 +80,7 @@ class CalibratedNetwork(nn.Module):
         self.calibrated = nn.Identity()
         self.auxiliary = nn.Linear(d, classes)
         self.sigma, self.mask = sigma, mask
+        self.noise: torch.Generator | None = None
         self._generator: torch.Generator | None = None
         self._drawn: list[Parts] | None = None
 
@@ -103,9 +107,11 @@ class CalibratedNetwork(nn.Module):
         return Parts(f, M, robust, related, corrected, robust + corrected)
 
     @contextmanager
-    def drawing(self, generator: torch.Generator) -> Iterator[list[Parts]]:
+    def drawing(self) -> Iterator[list[Parts]]:
         """Masks are noisy meanwhile; yields a list to which each forward pass adds its maps."""
-        self._generator, self._drawn = generator, []
+        if self.noise is None:
+            raise FedlibError("CalibratedNetwork: no stream for the masks' noise; call the method's start first")
+        self._generator, self._drawn = self.noise, []
         try:
             yield self._drawn
         finally:
@@ -142,6 +148,11 @@ class Calibration(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice(f"{type(self).__name__}.mask", self.mask, MASKS)
+        if self.mask == "none" and self.lam1 > 0:
+            raise FedlibError(
+                f"{type(self).__name__}: mask 'none' with lam1 {self.lam1} has nothing to decouple (f+ is 0, and f- "
+                "all of f, which would be trained towards a wrong label); give lam1: 0"
+            )
 
     def build(self, task: Task) -> nn.Module:
         network = super().build(task)
@@ -153,9 +164,15 @@ class Calibration(Method):
             )
         return CalibratedNetwork(network, task.classes, self.sigma, self.layers, self.mask)
 
+    def start(self, work: Work) -> None:
+        """The masks' noise has a random stream of its own, so that mini-batches are those of every other method."""
+        super().start(work)
+        assert isinstance(work.model, CalibratedNetwork)
+        work.model.noise = torch_stream(work.generator.initial_seed(), "mask")
+
     def loss(self, model: nn.Module, batch: Batch, work: Work) -> Terms:
         assert isinstance(model, CalibratedNetwork)
-        with model.drawing(work.generator) as drawn:
+        with model.drawing() as drawn:
             terms = super().loss(model, batch, work)
         maps, m = drawn[0], model.auxiliary
         plus, minus, star = (model.transform(f) for f in (maps.robust, maps.related, maps.corrected))
@@ -188,9 +205,17 @@ class DomainAware(Method):
         super().__post_init__()
         check_choice(f"{type(self).__name__}.reading", self.reading, READINGS)
 
+    def check_clients(self, federation: Federation) -> None:
+        super().check_clients(federation)
+        for i, client in enumerate(federation.clients):
+            if client.domain < 0:
+                raise FedlibError(
+                    f"{type(self).__name__}: client {i} holds no one domain, and DaA counts the clients' domains (Q); "
+                    "take a partition by_domain, or a method without DaA (Calibration)"
+                )
+
     def remember(self, task: Task) -> State:
-        domains = len(set(task.domains)) if task.domains else 1
-        known = {"N": torch.tensor(float(sum(task.sizes))), "Q": torch.tensor(float(domains))}
+        known = {"N": torch.tensor(float(sum(task.sizes))), "Q": torch.tensor(float(len(set(task.domains))))}
         return super().remember(task) | known
 
     def upload(self, work: Work, losses: dict[str, float]) -> Upload:

@@ -41,6 +41,7 @@ PAPER: dict[str, Any] = {
 @styled
 def domain_bars(table: pd.DataFrame, words: str = "accuracy (%)") -> Figure:
     """A number of each method in each domain, a panel a setting: bars with intervals, the paper's numbers as diamonds.
+    All panels have the same height, from 0 on.
 
     table: columns setting, method, domain, mean, low, high, paper; one row a cell. words: what the number is.
     """
@@ -48,7 +49,7 @@ def domain_bars(table: pd.DataFrame, words: str = "accuracy (%)") -> Figure:
     check_table("domain_bars", table, [*cell, "mean", "low", "high", "paper"], key=cell)
     settings, methods = table["setting"].unique(), table["method"].unique().tolist()
     size = (WIDTH, 0.7 + 2.5 * len(settings))
-    figure, grid = plt.subplots(len(settings), 1, figsize=size, squeeze=False)
+    figure, grid = plt.subplots(len(settings), 1, figsize=size, squeeze=False, sharey=True)
     colour, width = dict(zip(methods, colours(len(methods)), strict=True)), 0.84 / len(methods)
     for axes, setting in zip(grid[:, 0], settings, strict=True):
         rows = table[table["setting"] == setting]
@@ -65,6 +66,7 @@ def domain_bars(table: pd.DataFrame, words: str = "accuracy (%)") -> Figure:
         axes.set_xticks(range(len(domains)), domains)
         axes.set(ylabel=words, title=setting, xlim=(-0.55, len(domains) - 0.45))
         axes.grid(False, axis="x")
+    grid[0, 0].set_ylim(bottom=0)
     _legend(figure, list(grid[:, 0]))
     figure.suptitle(WHISKERS, fontsize=9)
     return figure

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedlib.checks import FedlibError
+from fedlib.checks import FedlibError, check_choice
 from fedlib.plots.common import check_table, over_seeds_in_words, whiskers
 from fedlib.style import WIDTH, colours, legend_outside, styled
 
@@ -19,13 +19,20 @@ HOLLOW = "D^"
 
 @styled
 def gains(
-    table: pd.DataFrame, row: str, panel: str, hue: str | None = None, published: Sequence[str] = (), ours: str = "ours"
+    table: pd.DataFrame,
+    row: str,
+    panel: str,
+    hue: str | None = None,
+    published: Sequence[str] = (),
+    ours: str = "ours",
+    alone: Sequence[str] = (),
 ) -> Figure:
     """Differences in points, a panel a value of column `panel`, a line a value of `row`: mean, interval, and zero.
 
     table: summary.over_seeds of summary.gains, with columns mean, low, high and n. Lines stand in the order in which
     they appear, top down. hue: a column whose values have a colour each, one under another on their line; None: one
     colour, named `ours`. published: columns with numbers of a paper, drawn as hollow markers where they are known.
+    alone: panels with a scale of their own, as their differences are smaller; the others have one scale together.
     """
     cell = [row, panel, *([] if hue is None else [hue])]
     check_table("gains", table, [*cell, "mean", "low", "high", "n", *published], key=cell)
@@ -35,7 +42,12 @@ def gains(
     hues = [ours] if hue is None else table[hue].unique().tolist()
     step = min(0.3, 0.8 / len(hues))
     size = (WIDTH, 1.1 + (0.2 + 0.13 * len(hues)) * len(lines))
-    figure, grid = plt.subplots(1, len(panels), figsize=size, squeeze=False, sharex=True, sharey=True)
+    figure, grid = plt.subplots(1, len(panels), figsize=size, squeeze=False, sharey=True)
+    for name in alone:
+        check_choice("gains: alone", name, panels)
+    together = [axes for axes, title in zip(grid[0], panels, strict=True) if title not in alone]
+    for axes in together[1:]:
+        axes.sharex(together[0])
     for axes, title in zip(grid[0], panels, strict=True):
         for place, (name, colour) in enumerate(zip(hues, colours(len(hues)), strict=True)):
             here = table[(table[panel] == title) & (True if hue is None else table[hue] == name)]

@@ -20,6 +20,7 @@ from fedlib.methods.fdse import FDSE
 from fedlib.methods.fedavg import FedAvg
 from fedlib.methods.method import Method
 from fedlib.runs import Run, run
+from fedlib.streams import torch_stream
 from fedlib.training import prepare
 
 SETTINGS = {
@@ -147,6 +148,20 @@ def test_masks_at_test_time(f2dc: Run):
         right = model.head(torch.from_numpy(z)).argmax(1).numpy() == y
         assert by["stripped", 0, name] == pytest.approx(right[q == DOMAINS.index(name)].mean())
     pd.testing.assert_frame_equal(features.masks(f2dc, draws=2), table)
+    for name, model, samples in features.domains(f2dc):
+        stream = torch_stream(f2dc.experiment.seed, "noisy mask", name, 1)
+        with torch.no_grad():
+            f = model.backbone(prepare(samples.images))
+            noisy, still = (model.head(model.transform(model.calibrate(f, g).calibrated)) for g in (stream, None))
+        assert not torch.allclose(noisy, still)
+        assert by["noisy", 1, name] == pytest.approx(float((noisy.argmax(1) == samples.labels).float().mean()))
+
+
+def test_masks_are_asked_of_a_run_that_has_them_and_drawn_at_least_once(average: Run, f2dc: Run):
+    with pytest.raises(FedlibError, match="masks: FedAvg has no masks; give a run of F2DC"):
+        features.masks(average)
+    with pytest.raises(FedlibError, match="masks: draws: 0 is out of range"):
+        features.masks(f2dc, draws=0)
 
 
 def test_mask_statistics_of_masks_that_are_known(shared_project):

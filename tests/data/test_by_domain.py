@@ -57,6 +57,21 @@ def test_random_allocation_never_asks_a_domain_for_more_than_it_has():
     assert len(seen) > 3
 
 
+def test_random_allocation_can_give_each_domain_a_client_first():
+    """With five clients of four domains a plain draw often leaves one out; random_each never does."""
+    held = {
+        name: [
+            np.bincount([domains[part[0]] for part in parts], minlength=4)
+            for seed in range(40)
+            for _, domains, parts in [drawn(PACS | {"allocation": name}, clients=5, seed=seed)]
+        ]
+        for name in ("random", "random_each")
+    }
+    assert any(counts.min() == 0 for counts in held["random"])
+    assert all(counts.min() == 1 and counts.sum() == 5 for counts in held["random_each"])
+    assert len({tuple(counts) for counts in held["random_each"]}) == 4
+
+
 def test_repair_gives_every_client_every_class_that_its_domain_can_spare():
     labels = np.array([0] * 40 + [1] * 3)
     domains = np.zeros(43, dtype=np.int64)
@@ -93,7 +108,7 @@ def test_label_skew_within_a_domain_grows_as_alpha_falls():
         ({"allocation": [2, 3, 2, 2]}, "gives 9 clients to 4 domains, but there are 10 clients"),
         ({"allocation": [4, 2, 2, 2]}, "domain 0 has 1336 samples, too few for 4 clients of 400 each; lower share"),
         ({"allocation": "radnom"}, "did you mean 'random'"),
-        ({"allocation": 3}, "3 is neither random nor a list of clients per domain"),
+        ({"allocation": 3}, "3 is neither random, nor random_each, nor a list of clients per domain"),
         ({"allocation": [2, -1, 2, 3]}, "allocation: -1 is out of range"),
         ({"share": 0.0}, "share: 0.0 is out of range"),
         ({"share": 1.1}, "share: 1.1 is out of range"),
@@ -101,12 +116,14 @@ def test_label_skew_within_a_domain_grows_as_alpha_falls():
         ({"alpha": 0.0}, "alpha: 0.0 is out of range"),
         ({"repair": "yes"}, "repair: 'yes' is unknown"),
         ({"shares": 0.1}, "unknown key 'shares'; did you mean 'share'?"),
+        ({"allocation": "random_each", "clients": 3}, "3 clients are too few to give each of 4 domains one"),
         ({"allocation": "random", "share": 0.9}, "10 clients, but the domains last for 4 shares; lower share"),
     ],
 )
 def test_what_cannot_be_made_is_refused(spec, message):
+    clients = spec.pop("clients", 10)
     with pytest.raises(FedlibError, match=message):
-        drawn(PACS | spec)
+        drawn(PACS | spec, clients=clients)
 
 
 WRITERS = np.array([6, 0, 0, 1, 2, 2, 4, 5, 3, 3, 6, 6])

@@ -299,6 +299,7 @@ def test_official_parts_go_before_the_rule_and_other_sets_are_all_train(data_roo
     assert sum(folders.scan(data_root / "plain", folders.Layout(held_out=True)).split) == 4
     assert [name for name, layout in vision.FOLDERS.items() if layout.held_out] == [
         "pacs",
+        "pacs_64",
         "office_caltech",
         "office_home",
     ]
@@ -309,6 +310,7 @@ def test_official_parts_go_before_the_rule_and_other_sets_are_all_train(data_roo
     [
         ("pacs", 128, ["Sketch", "art painting", "Photo", "cartoon"], tuple(PACS)),
         ("pacs", 128, ["sketch", "Art", "photo", "Cartoon"], tuple(PACS)),
+        ("pacs_64", 64, ["sketch", "Art", "photo", "Cartoon"], tuple(PACS)),
         ("office_caltech", 32, ["amazon", "Caltech10", "DSLR", "webcam"], tuple(OFFICE)),
         ("office_home", 64, ["Art", "Clipart", "Product", "Real World"], ("Art", "Clipart", "Product", "Real World")),
         ("office_home", 64, ["art", "clipart", "product", "RealWorld"], ("Art", "Clipart", "Product", "Real World")),
@@ -317,7 +319,7 @@ def test_official_parts_go_before_the_rule_and_other_sets_are_all_train(data_roo
 )
 def test_the_domains_are_in_the_papers_order_under_any_of_their_names(data_root, name, side, written, domains):
     """One picture a class, of a colour that tells its domain; of the first class ten, to see who is held out."""
-    classes = {"pacs": 7, "office_caltech": 10, "office_home": 65}[name]
+    classes = {"pacs": 7, "pacs_64": 7, "office_caltech": 10, "office_home": 65}[name]
     for index, domain in enumerate(written):
         for k in range(classes):
             paint(data_root / name / domain / f"c{k:02}" / "x.png", (40 * index, 7, 9))

@@ -227,6 +227,22 @@ def test_a_download_is_made_only_when_allowed(tmp_path, monkeypatch):
     assert calls == [True, True]
 
 
+def test_a_pack_of_a_known_set_has_its_domains_in_the_known_order(tmp_path):
+    """An allocation counts on the order: [2, 3, 2, 3] of PACS gives photo two clients, and art_painting three."""
+    known = ["photo", "art_painting", "cartoon", "sketch"]
+    several = {"domains": np.array([0, 1, 2, 3])}
+    write_pack(tmp_path / "pacs_64.npz", domain_names=np.array(known), **several)
+    assert vision.load("pacs_64", tmp_path).domain_names == tuple(known)
+    write_pack(tmp_path / "pacs_64.npz", 1, domain_names=np.array(sorted(known)), **several)
+    with pytest.raises(FedlibError, match=r"pacs_64\.npz: its domains are art_painting, cartoon, photo, sketch, but"):
+        vision.load("pacs_64", tmp_path)
+    write_pack(tmp_path / "pacs_64.npz", 2)
+    with pytest.raises(FedlibError, match="its domains are none, but those of pacs_64 are photo, art_painting"):
+        vision.load("pacs_64", tmp_path)
+    write_pack(tmp_path / "mine.npz", domain_names=np.array(sorted(known)), **several)
+    assert vision.load("mine", tmp_path).domain_names == tuple(sorted(known))
+
+
 def test_find_prefers_a_pack(tmp_path):
     assert vision.find("mnist") is None
     write_mnist(tmp_path / "MNIST/raw")

@@ -73,8 +73,11 @@ def images(count: int = 6) -> torch.Tensor:
 
 def work(model: torch.nn.Module) -> Work:
     fed = tiny.federation((24,), side=16, classes=CLASSES)
-    message = model.state_dict()
-    return Work(0, fed.clients[0].train, message, {}, model, LOCAL, 0.01, 1, 2, torch_stream(0, "test"))
+    message = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    given = Work(0, fed.clients[0].train, message, {}, model, LOCAL, 0.01, 1, 2, torch_stream(0, "test"))
+    if isinstance(model, CalibratedNetwork):
+        F2DC().start(given)
+    return given
 
 
 def batch(count: int = 6) -> Batch:
@@ -135,23 +138,53 @@ def test_training_that_diverges_is_told_so():
         F2DC().descend(diverging)
 
 
-def test_the_losses_are_the_equations():
-    model, method = built(), F2DC()
+@pytest.mark.parametrize(
+    "settings", [{}, {"lam1": 0.3, "lam2": 0.5, "tau": 0.2, "sigma": 0.7}, {"lam1": 0.0, "lam2": 0.0}]
+)
+def test_the_losses_and_their_gradients_are_the_equations(settings: dict[str, float]):
+    """Written out anew; the gradients tell whether something is detached that the paper does not detach."""
+    lam1, lam2, tau, sigma = ({"lam1": 0.8, "lam2": 1.0, "tau": 0.06, "sigma": 0.1} | settings).values()
+    method = F2DC(**settings)
+    model = built(method)
     terms = method.loss(model, batch(), work(model))
-    model.load_state_dict(built().state_dict())
+    parameters = dict(model.named_parameters())
+    gradients = torch.autograd.grad(terms["total"], list(parameters.values()))
     f = model.backbone(batch().x)
-    parts = model.calibrate(f, torch_stream(0, "test"))
-    pooled = {name: getattr(parts, name).mean((2, 3)) for name in ("robust", "related", "corrected", "calibrated")}
+    u = torch.rand(f.shape, generator=torch_stream(torch_stream(0, "test").initial_seed(), "mask"))
+    M = torch.sigmoid((model.decoupler(f) + torch.log(u) - torch.log1p(-u)) / sigma)
+    related = (1 - M) * f
+    corrected = related + (1 - M) * model.corrector(related)
+    plus, minus, star, calibrated = (z.mean((2, 3)) for z in (M * f, related, corrected, M * f + corrected))
     y, m = batch().y, model.auxiliary
-    plus, minus = pooled["robust"], pooled["related"]
     s = ((plus * minus).sum(1) / plus.norm(dim=1) / minus.norm(dim=1)).mean()
-    logits = model.head(pooled["calibrated"])
-    wrong = likeliest_wrong(logits, y)
-    dfd = torch.log(torch.exp(s / 0.06)) + F.cross_entropy(m(plus), y) + F.cross_entropy(m(minus), wrong)
-    dfc = F.cross_entropy(m(pooled["corrected"]), y)
-    expected = F.cross_entropy(logits, y) + 0.8 * dfd + 1.0 * dfc
+    wrong = likeliest_wrong(model.head(calibrated), y)
+    dfd = s / tau + F.cross_entropy(m(plus), y) + F.cross_entropy(m(minus), wrong)
+    expected = F.cross_entropy(model.head(calibrated), y) + lam1 * dfd + lam2 * F.cross_entropy(m(star), y)
     torch.testing.assert_close(terms["total"], expected)
     torch.testing.assert_close(terms["cosine"], s)
+    by_hand = torch.autograd.grad(expected, list(parameters.values()))
+    for name, ours, theirs in zip(parameters, gradients, by_hand, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3, msg=name)
+
+
+def test_noise_leaves_the_mini_batches_as_every_other_method_meets_them():
+    """Under one seed FedAvg and F²DC train on the same images, shuffled, cropped and flipped alike."""
+
+    def met(method: FedAvg | F2DC) -> list[torch.Tensor]:
+        fed = tiny.federation((24,), side=16, classes=CLASSES)
+        model, server, _ = initial_state(method, task((24,), (0,)))
+        local = Local(steps=5, batch_size=8, crop=False, padding=2, flip=True)
+        stream = torch_stream(0, "client", 1, 0)
+        given = Work(0, fed.clients[0].train, server.weights, {}, model, local, 0.01, 1, 2, stream)
+        seen: list[torch.Tensor] = []
+        model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].clone()))
+        method.client_update(given)
+        return seen
+
+    plain, noisy = met(FedAvg()), met(F2DC())
+    assert len(plain) == len(noisy) == 5
+    assert all(torch.equal(x, z) for x, z in zip(plain, noisy, strict=True))
+    assert not torch.equal(plain[0], plain[3])
 
 
 @pytest.mark.parametrize(
@@ -184,7 +217,8 @@ def test_the_random_mask_ignores_the_decoupler():
 
 def test_a_network_is_deterministic_outside_of_drawing():
     model = built().eval()
-    with model.drawing(torch_stream(0, "a")) as drawn:
+    model.noise = torch_stream(0, "a")
+    with model.drawing() as drawn:
         noisy = model(images())
     assert len(drawn) == 1
     assert torch.equal(model(images()), model(images()))
@@ -217,17 +251,24 @@ def test_domain_aware_weights_are_the_table_s(name: str):
             assert p[domain] / total == pytest.approx(TABLE[name, domain][column], abs=5.5e-5), (domain, reading)
 
 
-def test_the_server_weighs_by_the_formula():
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.4), (2.0, 0.7)])
+@pytest.mark.parametrize("reading", ["classes", "sizes", "domains"])
+def test_the_server_weighs_by_the_formula(alpha: float, beta: float, reading: str):
     server = Server({"w": torch.zeros(1)}, 0, {"N": torch.tensor(40.0), "Q": torch.tensor(2.0)})
     counts = [torch.tensor([8, 8]), torch.tensor([20, 4])]
     uploads = [
         Upload(i, {"w": torch.ones(1) * i}, {}, int(c.sum()), {}, {"class_counts": c}) for i, c in enumerate(counts)
     ]
-    d = [(0.5 * sum((c / 40 - 0.5) ** 2 for c in own)) ** 0.5 for own in ((8, 8), (20, 4))]
-    p = [torch.sigmoid(torch.tensor(n / 40 - 0.4 * dk)) for n, dk in zip((16, 24), d, strict=True)]
+    d = {
+        "classes": [(0.5 * sum((c / 40 - 0.5) ** 2 for c in own)) ** 0.5 for own in ((8, 8), (20, 4))],
+        "sizes": [0.1, 0.1],
+        "domains": [(0.5 * (0.1**2 + 0.25)) ** 0.5] * 2,
+    }[reading]
+    p = [torch.sigmoid(torch.tensor(alpha * n / 40 - beta * dk)) for n, dk in zip((16, 24), d, strict=True)]
     expected = float(p[1] / (p[0] + p[1]))
     for order in (uploads, uploads[::-1]):
-        assert float(F2DC().aggregate(server, order).weights["w"]) == pytest.approx(expected, abs=1e-6)
+        after = F2DC(alpha=alpha, beta=beta, reading=reading).aggregate(server, order)
+        assert float(after.weights["w"]) == pytest.approx(expected, abs=1e-6)
     assert float(Calibration().aggregate(server, uploads).weights["w"]) == pytest.approx(0.6)
 
 
@@ -276,6 +317,7 @@ def test_domain_aware_weights_serve_methods_with_an_aggregation_of_their_own():
 def test_domain_aware_aggregation_without_calibration_trains_fedavg_s_network():
     """With equal clients of one class mix DaA's weights are equal, so that DomainAware is FedAvg bit for bit."""
     fed = tiny.federation((16, 16), side=16, classes=1)
+    fed = dataclasses.replace(fed, clients=tuple(dataclasses.replace(c, domain=c.index) for c in fed.clients))
     described = Task(MODEL, SHAPE, 1, fed.sizes, 2, 0, (0, 1))
     runs = [federate(m, fed, described, LOCAL, Plan(2, 0.01), Serial()) for m in (FedAvg(), DomainAware())]
     plain, aware = (run.server.weights for run in runs)
@@ -334,6 +376,15 @@ def test_accuracy_by_domain_is_that_of_a_plain_pass():
 def test_a_wrong_setting_is_refused(settings, message: str):
     with pytest.raises(FedlibError, match=message):
         F2DC(**settings)
+
+
+def test_what_daa_or_the_mask_cannot_do_is_refused():
+    with pytest.raises(FedlibError, match=r"mask 'none' with lam1 0\.8 has nothing to decouple .* give lam1: 0"):
+        Calibration(mask="none")
+    mixed = tiny.federation((24, 16), side=16, classes=CLASSES)
+    with pytest.raises(FedlibError, match=r"DomainAware: client 0 holds no one domain.*take a partition by_domain"):
+        DomainAware().check_clients(mixed)
+    Calibration().check_clients(mixed)
 
 
 def test_a_network_without_a_map_at_its_end_is_refused():

@@ -18,8 +18,13 @@ from fedlib.methods.f2dc_plug_ins import (
     CalibratedUniform,
     F2DCLocalNorms,
 )
+from fedlib.methods.fdse import FDSE
+from fedlib.methods.fedavg import FedAvg
+from fedlib.methods.fedavg_uniform import FedAvgUniform
+from fedlib.methods.fedheal import FedHEAL
 from fedlib.methods.fedprox import FedProx
-from fedlib.methods.method import Task, initial_state
+from fedlib.methods.fpl import FPL
+from fedlib.methods.method import Server, Task, Upload, initial_state
 from fedlib.models.resnet10 import is_norm
 from fedlib.rounds import Plan, federate
 from fedlib.training import Local
@@ -64,6 +69,38 @@ def test_the_network_is_calibrated(method):
     f = model.backbone(torch.randn(3, 3, 16, 16))
     parts = model.calibrate(f)
     torch.testing.assert_close(parts.robust + parts.related, f)
+
+
+@pytest.mark.parametrize(
+    ("plug_in", "base"),
+    [(CalibratedUniform(), FedAvgUniform()), (CalibratedFedProx(), FedProx()), (Calibration(), FedAvg())],
+)
+def test_clients_weigh_what_they_weigh_in_the_base(plug_in, base):
+    """Equally in CalibratedUniform, by their samples elsewhere."""
+    server = Server({"w": torch.zeros(1)}, 0, {})
+    uploads = [Upload(i, {"w": torch.full((1,), float(i))}, {}, n, {}) for i, n in enumerate((30, 10))]
+    expected = 0.5 if isinstance(base, FedAvgUniform) else 0.25
+    for method in (plug_in, base):
+        assert float(method.aggregate(server, uploads).weights["w"]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("plug_in", "base"), [(CalibratedFPL(), FPL()), (CalibratedFedHEAL(), FedHEAL()), (CalibratedFDSE(), FDSE())]
+)
+def test_what_the_base_sends_and_remembers_is_there_with_the_modules_too(plug_in, base):
+    """Prototypes, masks of important weights, erasers: the names are the base's, and the modules' come on top."""
+    ours, theirs = after(plug_in), after(base)
+    modules = ("decoupler.", "corrector.", "auxiliary.")
+
+    def names(state):
+        return {name for name in state if not any(module in name for module in modules)}
+
+    assert names(ours.server.weights) == set(theirs.server.weights)
+    assert set(ours.server.weights) - set(theirs.server.weights)
+    assert names(ours.server.memory) == set(theirs.server.memory)
+    for own, other in zip(ours.memories, theirs.memories, strict=True):
+        assert names(own) == set(other)
+    assert set(theirs.server.memory) or any(theirs.memories)
 
 
 def test_without_a_proximal_term_it_is_calibration_bit_for_bit():
