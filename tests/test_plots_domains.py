@@ -96,6 +96,7 @@ def test_spectra_are_drawn_as_the_mean_of_logarithms_with_students_band():
     assert band[band[:, 0] == 1][:, 1].max() == pytest.approx(1 + T_975 / math.sqrt(3), rel=1e-6)
     assert [line.get_ydata().tolist() for line in axes["photo"].lines] == [[0, 0, 0]]
     assert legend(figure) == ["FedAvg", "F²DC"]
+    assert {panel.get_ylim() for panel in figure.axes} == {(-1.5, 3.5)}
     assert figure.get_suptitle() == "mean and 95 % interval over 3 seeds"
 
 

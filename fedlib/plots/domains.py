@@ -89,7 +89,8 @@ def spectra(table: pd.DataFrame, relative: bool = False) -> Figure:
 
     table: analysis.spectrum.spectra's columns domain, index, value, with method and seed. Values of 0 are left out: a
     line ends where a seed has none left. relative: each spectrum divided by its largest value, which shows how flat it
-    is, whatever the features' scale; a dotted line then stands at 1 % of the largest.
+    is, whatever the features' scale; a dotted line then stands at 1 % of the largest. The scale is that of the lines, so
+    that a band may leave its panel.
     """
     check_table("spectra", table, ["method", "seed", "domain", "index", "value"], ["method", "seed", "domain", "index"])
     if relative:
@@ -108,6 +109,7 @@ def spectra(table: pd.DataFrame, relative: bool = False) -> Figure:
         if relative:
             axes.axhline(-2, color=".3", linestyle=":", linewidth=1, label="1 % of the largest")
         axes.set(title=domain, xlabel="index")
+        axes.set_ylim(found["mean"].min() - 0.5, found["mean"].max() + 0.5)
         _at_the_left(axes, f"log10 singular value{', relative' if relative else ''}")
     _legend(figure, list(panels.values()), corner=True)
     figure.suptitle(over_seeds_in_words(found["n"]), fontsize=9)
