@@ -62,6 +62,13 @@ def test_bars_stand_at_their_domain_with_their_interval_and_the_papers_number():
     assert legend(figure) == ["FedAvg", "F²DC", "paper"]
 
 
+def test_all_panels_have_one_height_from_0_on():
+    pacs, digits = plots.domain_bars(BARS).axes
+    assert pacs.get_ylim() == digits.get_ylim()
+    assert pacs.get_ylim()[0] == 0
+    assert pacs.get_ylim()[1] >= 91
+
+
 def test_a_method_keeps_its_colour_in_every_setting_and_no_paper_is_no_diamond():
     pacs, digits = plots.domain_bars(BARS).axes
     assert pacs.patches[0].get_facecolor() == digits.patches[0].get_facecolor() != pacs.patches[-1].get_facecolor()

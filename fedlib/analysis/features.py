@@ -257,8 +257,7 @@ def masks(run: Run, draws: int = 5) -> pd.DataFrame:
     check_number("masks: draws", draws, least=1, whole=True)
     rows = []
     for name, model, samples in domains(run):
-        if not isinstance(model, CalibratedNetwork):
-            raise FedlibError(f"masks: {type(run.experiment.method).__name__} has no masks; give a run of F2DC")
+        model = _with_masks("masks", run, model)
         asked = [("deterministic", 0), *(("noisy", i) for i in range(draws)), ("stripped", 0)]
         right = dict.fromkeys(asked, 0)
         streams = {i: torch_stream(run.experiment.seed, "noisy mask", name, i) for i in range(draws)}
@@ -271,13 +270,22 @@ def masks(run: Run, draws: int = 5) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["domain", "mask", "draw", "accuracy"])
 
 
+def _with_masks(asked: str, run: Run, model: nn.Module) -> CalibratedNetwork:
+    if not isinstance(model, CalibratedNetwork):
+        raise FedlibError(f"{asked}: {type(run.experiment.method).__name__} has no masks; give a run of F2DC")
+    return model
+
+
 @torch.no_grad()
 def mask_statistics(run: Run) -> pd.DataFrame:
     """A row a domain: mean of the deterministic mask M, its variance between channels (of their means over images and
-    places) and between places (within a channel of one image, averaged), and the mean cosine of l+ and l-."""
+    places) and between places (within a channel of one image, averaged), and the mean cosine of l+ and l-.
+
+    Raises FedlibError for a run without masks.
+    """
     rows = []
     for name, model, samples in domains(run):
-        assert isinstance(model, CalibratedNetwork)
+        model = _with_masks("mask_statistics", run, model)
         channels, places, cosine = torch.zeros(()), 0.0, 0.0
         for f in chunks(model, samples.images, model.backbone):
             maps = model.calibrate(f)

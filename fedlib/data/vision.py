@@ -201,13 +201,14 @@ def _read(name: str, root: Path, path: Path) -> Pool:
 def _in_order(pool: Pool, path: Path, stem: str) -> Pool:
     """The pool, whose domains stand in the order that the set of this name is known to have.
 
-    Raises FedlibError for another order, in which `allocation` would give clients to the wrong domains.
+    Raises FedlibError for other names or another order, in which `allocation` would give clients to the wrong domains.
     """
     known = tuple(FOLDERS.get(stem, Layout()).domains)
     if known and pool.domain_names != known:
         raise FedlibError(
             f"{path}: its domains are {', '.join(pool.domain_names) or 'none'}, but those of {stem} are "
-            f"{', '.join(known)}, in this order; write domain_names and domains so, or give the pack another name"
+            f"{', '.join(known)}, by these names and in this order; write domain_names and domains so, or give the "
+            "pack another name"
         )
     return pool
 

@@ -215,6 +215,8 @@ class DomainAware(Method):
                 )
 
     def remember(self, task: Task) -> State:
+        if not task.domains:
+            raise FedlibError(f"{type(self).__name__}: the task names no client's domain, and DaA needs their number Q")
         known = {"N": torch.tensor(float(sum(task.sizes))), "Q": torch.tensor(float(len(set(task.domains))))}
         return super().remember(task) | known
 

@@ -89,8 +89,8 @@ def spectra(table: pd.DataFrame, relative: bool = False) -> Figure:
 
     table: analysis.spectrum.spectra's columns domain, index, value, with method and seed. Values of 0 are left out: a
     line ends where a seed has none left. relative: each spectrum divided by its largest value, which shows how flat it
-    is, whatever the features' scale; a dotted line then stands at 1 % of the largest. The scale is that of the lines, so
-    that a band may leave its panel.
+    is, whatever the features' scale; a dotted line then stands at 1 % of the largest. The scale is that of the lines: a
+    band may leave its panel.
     """
     check_table("spectra", table, ["method", "seed", "domain", "index", "value"], ["method", "seed", "domain", "index"])
     if relative:

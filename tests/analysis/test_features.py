@@ -160,6 +160,8 @@ def test_masks_at_test_time(f2dc: Run):
 def test_masks_are_asked_of_a_run_that_has_them_and_drawn_at_least_once(average: Run, f2dc: Run):
     with pytest.raises(FedlibError, match="masks: FedAvg has no masks; give a run of F2DC"):
         features.masks(average)
+    with pytest.raises(FedlibError, match="mask_statistics: FedAvg has no masks; give a run of F2DC"):
+        features.mask_statistics(average)
     with pytest.raises(FedlibError, match="masks: draws: 0 is out of range"):
         features.masks(f2dc, draws=0)
 

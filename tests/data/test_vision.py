@@ -234,7 +234,7 @@ def test_a_pack_of_a_known_set_has_its_domains_in_the_known_order(tmp_path):
     write_pack(tmp_path / "pacs_64.npz", domain_names=np.array(known), **several)
     assert vision.load("pacs_64", tmp_path).domain_names == tuple(known)
     write_pack(tmp_path / "pacs_64.npz", 1, domain_names=np.array(sorted(known)), **several)
-    with pytest.raises(FedlibError, match=r"pacs_64\.npz: its domains are art_painting, cartoon, photo, sketch, but"):
+    with pytest.raises(FedlibError, match=r"pacs_64\.npz: its domains are art_painting, .*by these names and"):
         vision.load("pacs_64", tmp_path)
     write_pack(tmp_path / "pacs_64.npz", 2)
     with pytest.raises(FedlibError, match="its domains are none, but those of pacs_64 are photo, art_painting"):

@@ -225,6 +225,12 @@ def test_a_network_is_deterministic_outside_of_drawing():
     assert not torch.equal(model(images()), noisy)
 
 
+def test_a_mask_is_not_drawn_before_the_work_has_begun():
+    model = built()
+    with pytest.raises(FedlibError, match="no stream for the masks' noise"), model.drawing():
+        model(images())
+
+
 @pytest.mark.parametrize(("layers", "count"), [(2, 589_952), (3, 483_500)])
 def test_the_modules_have_the_published_sizes(layers: int, count: int):
     assert sum(p.numel() for p in attribution(512, layers).parameters()) == count
@@ -385,6 +391,11 @@ def test_what_daa_or_the_mask_cannot_do_is_refused():
     with pytest.raises(FedlibError, match=r"DomainAware: client 0 holds no one domain.*take a partition by_domain"):
         DomainAware().check_clients(mixed)
     Calibration().check_clients(mixed)
+
+
+def test_domain_aware_weights_are_refused_where_no_domain_is_named():
+    with pytest.raises(FedlibError, match="DomainAware: the task names no client's domain"):
+        DomainAware().remember(dataclasses.replace(task(), domains=()))
 
 
 def test_a_network_without_a_map_at_its_end_is_refused():
