@@ -97,6 +97,8 @@ def _homes(
     """The domain of each client, int64 (clients,)."""
     room = np.where(counts > 0, sizes // np.maximum(counts, 1), 0)
     if isinstance(allocation, str):
+        if not room.any():
+            raise FedlibError("partition 'by_domain': share gives a client no sample of any domain; raise share")
         if clients > room.sum():
             raise FedlibError(
                 f"partition 'by_domain': {clients} clients, but the domains last for {room.sum()} shares; lower share"
@@ -120,6 +122,10 @@ def _homes(
         )
     if (wanted > room).any():
         q = int(np.argmax(wanted > room))
+        if counts[q] == 0:
+            raise FedlibError(
+                f"partition 'by_domain': share gives no client one of domain {q}'s {sizes[q]} samples; raise it"
+            )
         raise FedlibError(
             f"partition 'by_domain': domain {q} has {sizes[q]} samples, too few for {wanted[q]} clients of "
             f"{counts[q]} each; lower share or the domain's clients"

@@ -197,8 +197,8 @@ class DomainAware(Method):
     "sizes", sqrt(C / 2) |n_k / N - 1 / Q|, and "domains", sqrt(1/2 [(n_k / N - 1 / Q)^2 + (Q - 1) / Q^2]).
     """
 
-    alpha: float = hyper(1.0, least=0.0)
-    beta: float = hyper(0.4, least=0.0)
+    alpha: float = hyper(1.0, least=0.0, most=100.0)
+    beta: float = hyper(0.4, least=0.0, most=100.0)
     reading: str = "classes"
 
     def __post_init__(self) -> None:

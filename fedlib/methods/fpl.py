@@ -41,12 +41,13 @@ class FPL(Prototyped):
     The 1 / d and tau are those of the authors' implementation. It takes the mean z of the last local epoch, while
     weights still change; here p_m^k is taken under the weights that go up, in evaluation mode, on the whole images.
 
-    contrast, consistency: weights of L_CPCL and L_UPCR; 0 and 0 is FedAvg.
+    contrast, consistency: weights of L_CPCL and L_UPCR; 0 and 0 is FedAvg. contrast_tau: tau (the plug-in of F2DC, with
+        which this method can be combined, has a tau of its own).
     hierarchy: which level of FINCH's, "first" (the first-neighbour clusters), or "last" (the coarsest one of more than
         one cluster, which the authors' implementation takes).
     """
 
-    tau: float = hyper(0.02, above=0.0)
+    contrast_tau: float = hyper(0.02, above=0.0)
     contrast: float = hyper(1.0, least=0.0)
     consistency: float = hyper(1.0, least=0.0)
     hierarchy: str = "first"
@@ -62,7 +63,7 @@ class FPL(Prototyped):
         if PROTOTYPES + "clusters" in work.message:
             C, classes, U = (work.message[PROTOTYPES + name] for name in ("clusters", "classes", "unbiased"))
             same = classes == batch.y[:, None]
-            contrast = cluster_contrast(z, C, same, self.tau)
+            contrast = cluster_contrast(z, C, same, self.contrast_tau)
             consistency = ((z - U[batch.y]).square().mean(1) * same.any(1)).mean()
         total = target + self.contrast * contrast + self.consistency * consistency
         return {"total": total, "target": target, "contrast": contrast, "consistency": consistency}

@@ -107,6 +107,11 @@ def test_label_skew_within_a_domain_grows_as_alpha_falls():
         ({"allocation": [2, 3, 5]}, r"allocation \[2, 3, 5\] gives 10 clients to 3 domains"),
         ({"allocation": [2, 3, 2, 2]}, "gives 9 clients to 4 domains, but there are 10 clients"),
         ({"allocation": [4, 2, 2, 2]}, "domain 0 has 1336 samples, too few for 4 clients of 400 each; lower share"),
+        (
+            {"allocation": [2, 3, 2, 3], "share": 0.0005},
+            "share gives no client one of domain 0's 1336 samples; raise it",
+        ),
+        ({"allocation": "random", "share": 1.0e-6}, "share gives a client no sample of any domain; raise share"),
         ({"allocation": "radnom"}, "did you mean 'random'"),
         ({"allocation": 3}, "3 is neither random, nor random_each, nor a list of clients per domain"),
         ({"allocation": [2, -1, 2, 3]}, "allocation: -1 is out of range"),

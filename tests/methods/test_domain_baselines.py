@@ -140,7 +140,7 @@ def test_they_have_the_authors_defaults():
     [
         ({"name": "MOON", "mu": -1}, "MOON.mu: -1 is out of range; give a number at least 0.0"),
         ({"name": "MOON", "tau": 0}, "MOON.tau: 0 is out of range; give a number above 0.0"),
-        ({"name": "FPL", "tau": 0.0}, "FPL.tau: 0.0 is out of range; give a number above 0.0"),
+        ({"name": "FPL", "contrast_tau": 0.0}, "FPL.contrast_tau: 0.0 is out of range; give a number above 0.0"),
         ({"name": "FPL", "contrast": -0.5}, "FPL.contrast: -0.5 is out of range"),
         ({"name": "FPL", "consistency": "1e-1"}, "FPL.consistency: '1e-1' is str, not a number"),
         ({"name": "FPL", "hierarchy": "frist"}, "FPL.hierarchy: 'frist' is unknown; did you mean 'first'?"),

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from fedlib.checks import FedlibError
+from fedlib.data.federation import Federation, Samples
 from fedlib.engines import Serial
 from fedlib.methods.f2dc import (
     F2DC,
@@ -24,7 +25,7 @@ from fedlib.methods.f2dc import (
 )
 from fedlib.methods.fedavg import FedAvg
 from fedlib.methods.fpl import FPL
-from fedlib.methods.method import Server, Task, Upload, Work, initial_state
+from fedlib.methods.method import Server, State, Task, Upload, Work, initial_state
 from fedlib.rounds import Plan, federate
 from fedlib.streams import torch_stream
 from fedlib.training import Batch, Local, NotFinite, prepare
@@ -321,15 +322,27 @@ def test_domain_aware_weights_serve_methods_with_an_aggregation_of_their_own():
 
 
 def test_domain_aware_aggregation_without_calibration_trains_fedavg_s_network():
-    """With equal clients of one class mix DaA's weights are equal, so that DomainAware is FedAvg bit for bit."""
-    fed = tiny.federation((16, 16), side=16, classes=1)
+    """With clients of equal class counts DaA's weights are equal: DomainAware is FedAvg. With others it is not."""
+    fed = tiny.federation((16, 16), side=16, classes=CLASSES)
     fed = dataclasses.replace(fed, clients=tuple(dataclasses.replace(c, domain=c.index) for c in fed.clients))
-    described = Task(MODEL, SHAPE, 1, fed.sizes, 2, 0, (0, 1))
-    runs = [federate(m, fed, described, LOCAL, Plan(2, 0.01), Serial()) for m in (FedAvg(), DomainAware())]
-    plain, aware = (run.server.weights for run in runs)
-    assert set(plain) == set(aware)
+    first, second = fed.clients
+    same = dataclasses.replace(second.train, labels=first.train.labels.clone())
+    alike = dataclasses.replace(fed, clients=(first, dataclasses.replace(second, train=same)))
+    fewer = Samples(first.train.images[:4], first.train.labels[:4])
+    unlike = dataclasses.replace(fed, clients=(dataclasses.replace(first, train=fewer), second))
+
+    def weights(method: FedAvg | DomainAware, federation: Federation) -> State:
+        described = Task(MODEL, SHAPE, CLASSES, federation.sizes, 2, 0, (0, 1))
+        return federate(method, federation, described, LOCAL, Plan(2, 0.1), Serial()).server.weights
+
+    _, start, _ = initial_state(FedAvg(), Task(MODEL, SHAPE, CLASSES, fed.sizes, 2, 0, (0, 1)))
+    plain, aware = weights(FedAvg(), alike), weights(DomainAware(), alike)
+    assert plain.keys() == aware.keys()
     for name in plain:
-        torch.testing.assert_close(plain[name], aware[name], msg=name)
+        torch.testing.assert_close(plain[name], aware[name], rtol=1e-5, atol=1e-6, msg=name)
+    assert (plain["head.weight"] - start.weights["head.weight"]).abs().max() > 1e-3
+    other, unequal = (weights(method, unlike)["head.weight"] for method in (FedAvg(), DomainAware()))
+    assert (other - unequal).abs().max() > 1e-3
 
 
 def test_average_and_spread_are_those_of_the_domains():

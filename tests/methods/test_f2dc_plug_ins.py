@@ -50,6 +50,16 @@ def losses(snapshot, round: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("method", PLUG_INS, ids=lambda m: type(m).__name__)
+def test_no_hyper_parameter_of_the_base_has_the_name_of_one_of_f2dc(method):
+    """The two would be one field, and the base would train with F2DC's default (tau is the name of many)."""
+    (base,) = (b for b in type(method).__bases__ if b is not Calibration)
+    common = {field.name for field in dataclasses.fields(FedAvg)}
+    of_base, of_f2dc = ({field.name for field in dataclasses.fields(m)} - common for m in (base, Calibration))
+    assert not of_base & of_f2dc
+    assert {name: getattr(method, name) for name in of_base} == {name: getattr(base(), name) for name in of_base}
+
+
+@pytest.mark.parametrize("method", PLUG_INS, ids=lambda m: type(m).__name__)
 def test_the_total_is_the_base_s_terms_and_the_two_of_f2dc(method):
     found = losses(after(method), 2)
     extra = method.lam1 * found["decoupling"] + method.lam2 * found["correction"]

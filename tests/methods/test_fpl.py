@@ -80,7 +80,7 @@ def test_the_loss_of_fpl_sample_by_sample():
     C, U = torch.rand(5, 32, generator=generator), torch.rand(5, 32, generator=generator)
     classes = torch.tensor([0, 0, 1, 3, 4])
     sent = {"prototypes/clusters": C, "prototypes/classes": classes, "prototypes/unbiased": U}
-    method, work = FPL(tau=0.3, contrast=0.7, consistency=2.0), work_on(fed, FPL(), sent)
+    method, work = FPL(contrast_tau=0.3, contrast=0.7, consistency=2.0), work_on(fed, FPL(), sent)
     method.start(work)
     batch = batch_of(work)
     terms = method.loss(work.model.eval(), batch, work)

@@ -14,7 +14,7 @@ class F2DCAsReleased(Calibration):
     everything else; and since June 2026 they have three layers.
 
     Its noisy masks at test time (trap 3) are a reading of the same weights, analysis.features.masks; its plain SGD at
-    rate 0.1 (trap 5) is the experiment's lr and momentum.
+    rate 0.1 (trap 5) is the experiment's lr, momentum and weight_decay.
     """
 
     layers: int = hyper(3, least=2, most=3, whole=True)
