@@ -15,7 +15,7 @@ REAL = os.environ.get("FEDLIB_DATA")
 needs_real_data = pytest.mark.skipif(not REAL, reason="FEDLIB_DATA does not name a folder of real packs")
 
 
-def write_digits(path, value, train=20, test=10, side=8, classes=domains.DIGITS):
+def write_digits(path, value, train=20, test=10, side=8, classes=domains.DIGITS, **extra):
     """A grey pack all of whose pixels are `value`, with the digits in turn."""
     count = train + test
     np.savez_compressed(
@@ -24,6 +24,7 @@ def write_digits(path, value, train=20, test=10, side=8, classes=domains.DIGITS)
         labels=np.arange(count) % len(classes),
         classes=np.array(classes),
         split=np.repeat(np.array([0, 1], np.uint8), [train, test]),
+        **extra,
     )
 
 
@@ -195,10 +196,12 @@ def test_office_home_20_drifts_by_domains(tmp_path):
 
 
 def test_office_home_20_is_taken_of_a_pack_too_if_it_has_so_many_classes(tmp_path):
-    write_digits(tmp_path / "office_home.npz", 1, train=44, test=22, classes=[f"c{k}" for k in range(22)])
+    names = np.array(list(domains.FOLDERS["office_home"].domains))
+    where = {"domains": np.arange(66) % 4, "domain_names": names}
+    write_digits(tmp_path / "office_home.npz", 1, train=44, test=22, classes=[f"c{k}" for k in range(22)], **where)
     pool = vision.load("office_home:20")
-    assert len(pool) == 60 and pool.classes[-1] == "c19" and pool.domains is None
-    write_digits(tmp_path / "office_home.npz", 1)
+    assert len(pool) == 60 and pool.classes[-1] == "c19" and pool.domain_names == tuple(names)
+    write_digits(tmp_path / "office_home.npz", 1, domains=np.arange(30) % 4, domain_names=names)
     os.utime(tmp_path / "office_home.npz", ns=(1, 1))
     with pytest.raises(
         FedlibError, match="'office_home:20': office_home has 10 classes; take all of it, 'office_home'"
